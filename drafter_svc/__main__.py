@@ -20,7 +20,7 @@ logger = logging.getLogger("drafter_svc")
 
 UNAVAILABLE = 1
 BAD_CONFIGURATION = 2
-# The model thread and the event loop share the interpreter; a message must not wait 5 ms for its turn.
+# Model thread and event loop share the GIL; the default switch interval of 5 ms would delay messages.
 SWITCH_INTERVAL_S = 1e-4
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
-    # Before any thread starts: each inherits it.
+    # Before any thread starts: threads inherit it.
     os.nice(config.niceness)
     set_threads(config.num_threads)
     try:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def set_threads(num_threads: int) -> None:
-    """Set what OpenMP reads when torch, which no module imported so far needs, is imported."""
+    """Set variables that OpenMP reads when torch is imported, which no module has done so far."""
     set_spin_count()
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 

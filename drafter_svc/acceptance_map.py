@@ -1,13 +1,13 @@
-"""Calibration of a drafter's own probabilities, learned from outcomes and shared by a service's sequences.
+"""Online calibration of a drafter's probabilities from outcomes, shared by all sequences of a service.
 
-A node's own probability, softmax(score / sigma) with the checkpoint's sigma, is what the map begins with. A cell holds
-the nodes of one temperature class, depth, rank among siblings and range of own probabilities; under coupling these
-probabilities are those of the perturbed scores, so that rank and probability are the perturbed rank and gap. A node's
-calibrated probability is its own, times what nodes of its cell were accepted over what they had promised. A cell that
+The prior of a node is the drafter's own probability, softmax(score / sigma) with the checkpoint's sigma. A cell holds
+nodes of one temperature class, depth, rank among siblings and range of own probabilities; under coupling these are
+probabilities of perturbed scores. The calibrated probability is the own one times the cell's ratio of accepted to
+promised tokens. A cell with little evidence leans on all cells of its depth, and these on a ratio of 1.
 has seen little leans on all cells of its depth, and these on the own probabilities.
 
-The search goes by own probabilities, and only what is sent is calibrated: which tree is drafted stays a function of
-the request and the committed tokens alone, whatever the service has seen of other requests.
+The search uses own probabilities and only sent trees are calibrated, so drafted trees are a function of the request and
+its committed tokens, independent of other requests.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 
 from coppice.core.tree import ROOT, TokenTree
 
-# Highest temperature of each class but the last, and how the classes are called.
+# Upper temperature of each class but the last, and names of the classes.
 _CLASS_LIMITS = (0.0, 0.85)
 TEMPERATURE_CLASSES = ("0", "to_0.85", "above_0.85")
-# Nodes deeper than this, and of a higher rank, share a cell with these.
+# Deeper nodes and higher ranks share the last cell.
 MAX_DEPTH = 8
 MAX_RANK = 3
-# Ranges of own probabilities, equal on the scale of their roots: unlikely nodes are many, and differ by factors.
+# Ranges of own probabilities, equally spaced in their square root: unlikely nodes are many and differ by factors.
 NUM_RANGES = 10
-# Tenths of sent probabilities, for the counts.
+# Ranges of sent probabilities, for the counts.
 NUM_TENTHS = 10
-# Nodes of its temperature class after which an observation counts 1/e: cells that are seldom seen age with the others.
+# Observations of a temperature class after which one's weight is 1/e, so that rarely updated cells age with the others.
 _HORIZON = 4096
-# Promised tokens that a depth's own probabilities are worth, and a depth's ratio to one of its cells.
+# Prior weights in promised tokens: of a ratio of 1 in a depth's, and of a depth's ratio in a cell's.
 _OWN_WEIGHT = 48.0
 _DEPTH_WEIGHT = 24.0
-# Nothing becomes more certain than this.
+# Upper bound of calibrated log-probabilities.
 _MOST = math.log(0.999)
 
 _DEPTHS = len(TEMPERATURE_CLASSES) * MAX_DEPTH
@@ -42,15 +42,15 @@ _CELLS = _DEPTHS * _CELLS_PER_DEPTH
 
 
 def temperature_class(temperature: float) -> int:
-    """The index of a temperature's class."""
+    """Index of a temperature's class."""
     return sum(temperature > limit for limit in _CLASS_LIMITS)
 
 
 @dataclass(slots=True)
 class ObservedCounts:
-    """Observed nodes, the sum of their probabilities as sent, and those accepted, by tenth of that probability.
+    """Observed nodes, the sum of their probabilities as sent, and accepted ones, by tenth of the probability.
 
-    One list per temperature class. They only grow. The model thread writes them, and any may read.
+    One list per temperature class; monotonic. Written by the model thread, readable by any.
     """
 
     nodes: list[list[int]] = field(default_factory=lambda: [[0] * NUM_TENTHS for _ in TEMPERATURE_CLASSES])
@@ -67,21 +67,21 @@ class ObservedCounts:
 
 
 class AcceptanceMap:
-    """From own probabilities to observed acceptance. The model thread's own, but for `counts`.
+    """Map from own probabilities to observed acceptance. For the model thread, except `counts`.
 
-    Its memory is of a fixed size. What it says is a function of what it was told, in order.
+    Its memory is bounded, and its state a function of the observations in order.
     """
 
     def __init__(self, *, is_applied: bool = True) -> None:
-        """Unless it `is_applied`, trees are sent with own probabilities, and outcomes only counted."""
+        """Unless `is_applied`, trees are sent with own probabilities, and outcomes are only counted."""
         self._is_applied = is_applied
         self.counts = ObservedCounts()
         self._depths, self._cells = _Evidence(_DEPTHS), _Evidence(_CELLS)
-        # Nodes that were observed of each temperature class.
+        # Nodes observed per temperature class.
         self._num_observed = [0] * len(TEMPERATURE_CLASSES)
 
     def calibrated(self, tree: TokenTree, temperature: float) -> SentTree:
-        """The tree as it is to be sent; it stays to be told what becomes of it."""
+        """The calibrated tree, to be sent; follow its outcomes with the result."""
         at = temperature_class(temperature)
         cells = _cells(tree, at)
         if not self._is_applied:
@@ -99,7 +99,7 @@ class AcceptanceMap:
         return max(log_prob, min(_MOST, log_prob + math.log(ratio)))
 
     def observe(self, cell: int, own_log_prob: float, *, is_right: bool) -> None:
-        """Learn whether a node of a cell was right. Its parent must have been."""
+        """Record whether a node was right; its parent must have been."""
         at = cell // (_CELLS_PER_DEPTH * MAX_DEPTH)
         now = self._num_observed[at] = self._num_observed[at] + 1
         promised = math.exp(own_log_prob)
@@ -108,7 +108,7 @@ class AcceptanceMap:
 
 
 class _Evidence:
-    """Tokens that were promised and accepted, by index, and when they last changed. Times are counts of nodes."""
+    """Decayed sums of promised and accepted tokens by index. Times are counts of nodes."""
 
     def __init__(self, size: int) -> None:
         self._promised = [0.0] * size
@@ -116,14 +116,14 @@ class _Evidence:
         self._changed = [0] * size
 
     def add(self, index: int, now: int, promised: float, is_right: bool) -> None:
-        """Take in a node."""
+        """Add a node."""
         kept = math.exp((self._changed[index] - now) / _HORIZON)
         self._promised[index] = kept * self._promised[index] + promised
         self._accepted[index] = kept * self._accepted[index] + is_right
         self._changed[index] = now
 
     def ratio(self, index: int, now: int, prior_weight: float, prior: float) -> float:
-        """Accepted over promised, with so many promised tokens' worth of a prior ratio."""
+        """Accepted over promised tokens, with a prior ratio worth `prior_weight` promised tokens."""
         promised = self._promised[index]
         if not promised:
             return prior
@@ -132,11 +132,10 @@ class _Evidence:
 
 
 class SentTree:
-    """A tree that was sent, and how far the committed tokens behind its root have followed it.
+    """A tree that was sent, and its nodes on the committed path.
 
-    What the target would have said behind a token that was not committed, nobody knows. Only nodes whose parent was
-    committed are therefore observed, and all of these, right or wrong, whether a round has verified them or not. A node
-    says how likely it is given that its parent is right, so that this is unbiased for such nodes, and for no others.
+    Only nodes whose parent was committed are observed, right or wrong, verified or not: elsewhere the target's token is
+    unknown. A probability is conditional on the parent being right, so this is unbiased.
     """
 
     def __init__(
@@ -147,12 +146,12 @@ class SentTree:
         self._own_log_probs = own_log_probs
         self._cells = cells
         self._at = at
-        # Nodes that were committed, with their depths; the root is at 0. And how many tokens were.
+        # Depths of committed nodes (root: 0), and the number of committed tokens.
         self._committed = {ROOT: 0}
         self._num_committed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Take in the tokens committed next."""
+        """Add the tokens committed next."""
         first = self._num_committed
         last = self._num_committed = first + len(token_ids)
         tree, counts, committed = self.tree, self._learner.counts, self._committed
@@ -168,11 +167,11 @@ class SentTree:
 
 
 def _cells(tree: TokenTree, at: int) -> list[int]:
-    """The cell of each node; siblings are ranked in their order."""
+    """Cell of each node; siblings rank in order."""
     cells = []
-    # The root's own place comes last, where its index of -1 finds it.
+    # The root's entry is last, at index -1.
     num_children = [0] * (len(tree) + 1)
-    # By index, as `TokenTree.depths` would be, which nobody else here asks for.
+    # Computed here, as nothing else needs `TokenTree.depths`.
     depths = [0] * (len(tree) + 1)
     depths[-1] = -1
     for node, (parent, log_prob) in enumerate(zip(tree.parents, tree.log_probs, strict=True)):

@@ -1,4 +1,4 @@
-"""A drafter put together: model thread and server, and how they start and stop."""
+"""Construction of a drafter: model thread and server, start and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_service(
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
 ) -> DrafterService:
-    """The service in front of a thread that was started."""
+    """Service on a running model thread."""
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:
         observe.append(partial(sequence_traces, tracer, drafter.info.kind))
@@ -77,10 +77,10 @@ async def serve(
 def serving_metrics(
     config: DrafterConfig, service: DrafterService, certificates: Certificates | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Serves metrics until the context is left, where the settings ask for it."""
+    """Serve metrics while the context is open, if configured."""
     if not config.metrics_port:
         return contextlib.nullcontext()
-    # Here, so that nothing else pays for loading it.
+    # Imported late: only needed with a metrics server.
     from coppice.obs import metrics_server
     from drafter_svc.metrics import drafter_metrics
 
@@ -94,14 +94,14 @@ def serving_metrics(
 
 
 async def finished(thread: ModelThread, job: Callable[[], None]) -> None:
-    """Run a job on the model thread and wait for it; its error is ours."""
+    """Run a job on the model thread and wait for it; its exception is raised here."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[None] = loop.create_future()
 
     def run() -> None:
         try:
             job()
-        except BaseException as error:  # whatever it is, the caller waits for it
+        except BaseException as error:  # any exception: the caller waits for it
             loop.call_soon_threadsafe(result.set_exception, error)
             raise
         loop.call_soon_threadsafe(result.set_result, None)

@@ -14,9 +14,9 @@ from drafter_svc.drafters.kinds import KINDS
 from drafter_svc.model.draft_context import LEAST_CONTEXT
 
 ON = "on"
-# A terabyte: more is a mistyped number.
+# A terabyte; larger values are typing errors.
 MAX_PREFIX_MIB = 1024 * 1024
-# Of a drafter's positions, those that the context may take.
+# Fraction of a drafter's positions for the context.
 CONTEXT_SHARE = 0.875
 
 
@@ -32,11 +32,9 @@ class DrafterConfig(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the drafter runs; `auto` takes a GPU if there is one."
     )
-    # A small drafter's steps are too short to be worth a barrier between threads, and the verifier wants the other
-    # cores.
+    # Steps of a small drafter are too short for a barrier between threads, and the verifier needs the other cores.
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of a forward step; 0 takes one.")
-    # A drafter that shares cores with the verifier should step back: reading a prompt while the target reads it holds
-    # that pass up.
+    # On cores shared with the verifier a drafter should yield: reading a prompt while the target does delays that pass.
     niceness: int = Field(
         default=0,
         ge=0,
@@ -84,15 +82,15 @@ class DrafterConfig(ServiceSettings):
         le=1,
         description="Least expected number of further accepted tokens that a step must promise.",
     )
-    # What a row costs in tokens. With the bundled pair a row takes about 0.4 ms of the target's pass and 0.1 ms of the
-    # draft, and a token 4 ms. Rows that would be padding cost nothing: down to a quarter of this, nodes fill them.
+    # Cost of a row in tokens. With the bundled pair a row takes about 0.4 ms of the target's pass and 0.1 ms of the
+    # draft, and a token 4 ms. Padding rows are free: nodes down to a quarter of this fill them.
     draft_min_probability: Annotated[float, LAB] = Field(
         default=0.12, ge=0, lt=1, description="Least probability of a node's whole path."
     )
     draft_children: Annotated[int, LAB] = Field(
         default=16, ge=1, le=256, description="Most children of a node that are considered; 1 drafts chains."
     )
-    # On the verifier's processor the steps slow its passes by as much as the next tree gains, even with a core each.
+    # On the verifier's processor the steps slow its passes by as much as drafts ahead gain, even with a core each.
     draft_ahead: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="Draft for likely outcomes while a tree is verified; `auto`: on a GPU, or with `NICENESS` 0.",
@@ -111,7 +109,7 @@ class DrafterConfig(ServiceSettings):
     semi_ar_masks: Annotated[int, LAB] = Field(
         default=0, ge=0, le=64, description="Of a semi-ar drafter: most masks of a block; 0 takes all."
     )
-    # Two passes over 4 tokens were as quick as any, and had 9 to 23 % more accepted than one.
+    # Two passes over 4 tokens were as quick as any, and had 9 to 23 % more tokens accepted than one.
     diffusion_steps: Annotated[int, LAB] = Field(
         default=2, ge=1, le=MAX_DENOISING_STEPS, description="Of a diffusion drafter: passes over the block."
     )
@@ -130,20 +128,19 @@ class DrafterConfig(ServiceSettings):
 
     @property
     def num_threads(self) -> int:
-        """Threads that a forward pass on the CPU uses."""
+        """CPU threads of a forward pass."""
         return self.threads or 1
 
     def ahead_steps(self, *, on_gpu: bool) -> int:
-        """Forward steps per round that are taken ahead; 0 where nothing is drafted ahead."""
+        """Most forward steps per round for drafting ahead; 0 if it is off."""
         has_own_cores = self.niceness == 0 or on_gpu
         is_on = self.draft_ahead == "on" or (self.draft_ahead == "auto" and has_own_cores)
         return self.draft_ahead_steps if is_on else 0
 
     def context_tokens(self, measured: int, max_positions: int) -> int:
-        """Most tokens of a sequence that are read, of a model with so many positions.
+        """Most tokens of a sequence to read, for a model with `max_positions`; 0 if no limit can be kept.
 
-        `measured` is what the checkpoint is good for; 0 where nobody said. Positions have to be left for trees.
-        Returns 0 where there is no room to leave some tokens out.
+        `measured` is the context that the checkpoint was trained for, 0 if unknown. Positions are reserved for trees.
         """
         most = int(CONTEXT_SHARE * max_positions)
         most = min(self.draft_context or measured or most, most)

@@ -1,4 +1,4 @@
-"""Metrics of a drafter; `docs/metrics.md` lists them."""
+"""Metrics of a drafter, listed in `docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN = Prefix("coppice_drafter_")
 
 
 def drafter_metrics(service: DrafterService, certificates: Certificates | None = None) -> Iterator[Metric]:
-    """The drafter's metrics now. Safe on any thread: they are numbers that are read once."""
+    """Current metrics. Safe on any thread: each number is read once."""
     counts = service.counts
     yield _OWN.gauge("info", "1 for the kind of the drafter.", 1, kind=service.drafter.info.kind)
     yield _OWN.gauge("sequences", "Open sequences.", service.num_sequences)

@@ -1,4 +1,4 @@
-"""A sequence's span: attributes of its drafts."""
+"""Spans of a drafter's sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coppice.v1 import drafter_pb2
 
 
 def sequence_traces(tracer: Tracer, kind: str) -> SequenceSpans:
-    """Spans of one stream's sequences, for which a drafter of a kind drafts."""
+    """Spans of one stream's sequences at a drafter of this kind."""
     return SequenceSpans(tracer, "draft", lambda opened: _Drafts(kind, len(opened.prompt_token_ids)))
 
 

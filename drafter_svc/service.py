@@ -1,4 +1,4 @@
-"""The gRPC face of a drafter: messages in, trees out; the model itself runs on its own thread."""
+"""gRPC service of a drafter: messages in, trees out; the model runs on its own thread."""
 
 from __future__ import annotations
 
@@ -54,53 +54,53 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 
 
-# A drafter takes prompts of any length, and features of as many tokens as a round commits: two and a half million
-# tokens, or the features of a thousand tokens of 8,192 numbers.
+# Prompts may have any length, and outcomes carry features per token: two and a half million tokens, or features of a
+# thousand tokens of 8,192 numbers.
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-# What the fields of a request may take, lists packed.
+# Size limits of fields, with packed lists.
 REQUEST_SIZES = MessageSizes(pb.DraftRequest, {"open.sampling": SAMPLING_BYTES, "expect.tree": TREE_BYTES})
 
 
 SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+# Statuses counted from the start, so that metrics show a 0.
 USUAL_FAILURES = ("already_exists", "internal", "invalid_argument", "not_found", "resource_exhausted", "unimplemented")
 
 
 class DrafterCounts:
-    """What a drafter counts for operators.
+    """Counts for metrics.
 
-    Each is written by one thread alone, the event loop or the model's, and may be read by any.
+    Each is written by one thread, event loop or model thread, and readable by any.
     """
 
     def __init__(self) -> None:
-        # The event loop's: sequences so far, and those that were refused or failed later, by the name of the status.
+        # Event loop: sequences opened, and failed ones by name of the status.
         self.num_opened = 0
-        # Tokens that they began with.
+        # Their prompt tokens.
         self.num_prompt_tokens = 0
         self.failed = dict.fromkeys(USUAL_FAILURES, 0)
-        # Expectations for sequences that were gone.
+        # Expectations for sequences that had ended.
         self.num_gone = 0
-        # The model thread's.
+        # Model thread:
         self.queue_s = histogram("coppice_drafter_queue_seconds", "Time that a draft waited for the model.", SECONDS)
         self.draft_s = histogram(
             "coppice_drafter_draft_seconds", "Time of a draft, from its turn on, the reading included.", SECONDS
         )
         self.nodes = histogram("coppice_drafter_draft_nodes", "Nodes of a draft.", NODES)
-        # Expectations that were drafted ahead for, and those that were not: more was committed, or it is switched off.
+        # Expectations drafted for; and dropped ones, because more was committed or drafting ahead is off.
         self.num_expected = 0
         self.num_dropped = 0
-        # Trees that were sent behind likely outcomes.
+        # Trees sent for likely outcomes.
         self.num_ahead = 0
 
     def drafted(self, queue_s: float, draft_s: float, num_nodes: int) -> None:
-        """A draft was sent."""
+        """Count a draft that was sent."""
         self.queue_s.observe(queue_s)
         self.draft_s.observe(draft_s)
         self.nodes.observe(num_nodes)
 
     def count_failure(self, status: str) -> None:
-        """A sequence was refused, or dropped from; `status` is the name of its error's, in lower case."""
+        """Count a refused or failed sequence; `status` is the lower-case name."""
         self.failed[status] = self.failed.get(status, 0) + 1
 
 
@@ -108,9 +108,9 @@ Turn: TypeAlias = Callable[[], None]
 
 
 class JointTurns:
-    """Turns of sequences that wait for the model thread: as many at once as the drafter makes drafts together.
+    """Turns of sequences on the model thread, taken in groups of as many as the drafter drafts jointly.
 
-    Each comes when it would have come by itself, or with an earlier one.
+    A turn comes in order or together with an earlier one.
     """
 
     def __init__(self, drafter: Drafter, thread: ModelThread, caches: CacheBudget) -> None:
@@ -121,16 +121,16 @@ class JointTurns:
 
     @property
     def num_joint_passes(self) -> int:
-        """Passes that were made for several drafts."""
+        """Passes shared by several drafts."""
         return 0 if self._joint is None else self._joint.num_joint
 
     def submit(self, turn: Turn) -> None:
-        """Take a turn, each of another sequence. Any thread may call this."""
+        """Queue a turn of a sequence that has none queued. Safe on any thread."""
         self._turns.append(turn)
         self._thread.submit(self._take)
 
     def _take(self) -> None:
-        """The next turns, unless they have been taken with those before them. On the model thread."""
+        """Take the next turns, unless earlier groups included them. On the model thread."""
         if not self._turns:
             return
         first = self._turns.popleft()
@@ -140,13 +140,13 @@ class JointTurns:
         turns = [first]
         while self._turns and len(turns) < self._joint.most:
             turns.append(self._turns.popleft())
-        # A sequence in the midst of its draft must not be made to forget what it has read.
+        # Caches of sequences in the middle of a draft must not be dropped.
         with self._caches.held():
             self._joint.together(turns)
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
-    """Serves one drafter to any number of streams. `thread` must have been started."""
+    """Serves one drafter to any number of streams. `thread` must be running."""
 
     def __init__(
         self,
@@ -159,9 +159,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         acceptance: AcceptanceMap | None = None,
         caches: CacheBudget | None = None,
     ) -> None:
-        """Each of `observe` makes an observer for every stream; `timeline` is told of every draft.
+        """Each of `observe` creates an observer per stream; `timeline` records drafts.
 
-        Without `acceptance` it begins to calibrate from what the drafter says; without `caches` nothing is forgotten.
+        Without `acceptance` calibration starts fresh; without `caches` no cache is dropped.
         """
         self.timeline = timeline
         self.acceptance = acceptance or AcceptanceMap()
@@ -177,7 +177,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are open now, over all streams."""
+        """Open sequences over all streams."""
         return self._num_sequences
 
     async def Draft(
@@ -185,7 +185,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         request_iterator: AsyncIterator[pb.DraftRequest],
         context: grpc.aio.ServicerContext[pb.DraftRequest, pb.DraftResponse],
     ) -> None:
-        """Trees for the sequences of one peer, until it has nothing more to say and is answered, or goes away."""
+        """Draft for the sequences of one peer until it half-closes and is answered, or disconnects."""
         async with rpc.errors_as_status(context):
             stream = DraftStream(self, context.write, [make() for make in self._observe])
             try:
@@ -199,7 +199,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         request: pb.DrafterServiceDescribeRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> pb.DrafterServiceDescribeResponse:
-        """What this drafter is and what it needs."""
+        """Properties and requirements of this drafter."""
         info = self.drafter.info
         return pb.DrafterServiceDescribeResponse(
             kind=info.kind,
@@ -220,7 +220,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
         Raises:
             InvalidRequestError: the drafter cannot take this sequence.
-            UnsupportedError: its trees have to be sampled, and the drafter does not sample any.
+            UnsupportedError: sampled trees are requested, and the drafter cannot sample.
             OverloadedError: too many sequences are open.
         """
         opening.check(self.drafter.info)
@@ -234,17 +234,17 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         return Session(self.drafter, opening, self.acceptance, self.caches)
 
     def release(self, session: Session) -> None:
-        """End a session; its memory goes when the model thread lets go of it."""
+        """End a session; the model thread frees its memory later."""
         session.closed = True
         self._num_sequences -= 1
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A session's turn on the model thread: a draft, and before it the pieces of a long prompt, one at a time.
+    """A session's turn on the model thread: pieces of a long prompt, one at a time, then a draft.
 
-    `submitted` is a time of `perf_counter`, `spent_s` what reading has taken; a turn that `reads` came when the thread
-    had run `came` pieces.
+    `submitted` is a time of `perf_counter`, `spent_s` the seconds of reading; `came` is the thread's `num_pieces` when
+    reading (`reads`) started.
     """
 
     sequence_id: int
@@ -256,9 +256,9 @@ class _Turn:
 
 
 class DraftStream:
-    """One peer's sequences. All methods run on the event loop, except where they say otherwise.
+    """Sequences of one peer. Methods run on the event loop unless stated otherwise.
 
-    After an error a sequence is gone: later outcomes for it get NOT_FOUND, and its id may be opened anew.
+    After an error a sequence is closed: later outcomes get NOT_FOUND, and its id may be reused.
     """
 
     def __init__(
@@ -272,14 +272,14 @@ class DraftStream:
         self._thread = service.thread
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
-        # A call that is over ends the reading, too.
+        # If the call ends, the reader ends too.
         self._writer = MessageWriter(write, lambda: None)
-        # The model thread's own: turns that are still reading, and what is to be done when there are none.
+        # Model thread: turns that are reading, and a callback for when there are none.
         self._num_reading = 0
         self._on_read: Callable[[], None] | None = None
 
     async def converse(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
-        """Handle messages in order until the peer ends its side, and return behind the last answer."""
+        """Handle messages in order until the peer half-closes; returns after the last answer."""
         async for request in requests:
             for observer in self._observers:
                 observer.heard(request)
@@ -310,7 +310,7 @@ class DraftStream:
         elif kind == "expect":
             self._expect(request.sequence_id, request.expect)
         elif kind == "close":
-            # Closing what an error has closed already is no mistake.
+            # Closing a sequence that an error has closed is valid.
             session = self._sessions.pop(request.sequence_id, None)
             if session is not None:
                 self._service.release(session)
@@ -345,12 +345,12 @@ class DraftStream:
     def _expect(self, sequence_id: int, message: pb.Expect) -> None:
         session = self._sessions.get(sequence_id)
         if session is None:
-            # A hint that came too late: we have dropped the sequence, and said so.
+            # A late hint: the sequence was dropped, and the peer told.
             self._service.counts.num_gone += 1
             return
         tree = tree_from_proto(message.tree)
         check_token_ids("expect.tree.token_ids", tree.token_ids, self._service.drafter.info.vocab_size)
-        # What is beyond the largest draft is not looked at; parents come before children.
+        # Limit the tree to the largest draft; parents precede children.
         tree = tree.first(min(len(tree), self._service.max_nodes))
         self._thread.submit(lambda: self._begin_ahead(sequence_id, session, message.base_length, tree))
 
@@ -383,7 +383,7 @@ class DraftStream:
             observer.told(response)
 
     def _drop(self, sequence_id: int, session: Session, code: int, message: str) -> None:
-        """Report that drafting failed, unless the sequence has ended meanwhile."""
+        """Report a failed draft, unless the sequence has ended."""
         if self._sessions.get(sequence_id) is session:
             del self._sessions[sequence_id]
             self._service.release(session)
@@ -404,14 +404,14 @@ class DraftStream:
                 self._when_read(self._on_read)
 
     def _when_read(self, function: Callable[[], None]) -> None:
-        """Call a function once no turn is reading any more. On the model thread."""
+        """Call a function once no turn is reading. On the model thread."""
         if self._num_reading:
             self._on_read = function
         else:
             function()
 
     def _advance(self, turn: _Turn) -> int:
-        """Read, or draft and send the tree; returns how many pieces are left to be read before. On the model thread."""
+        """Read, or draft and send the tree; returns the pieces left to read. On the model thread."""
         sequence_id, session = turn.sequence_id, turn.session
         started = time.perf_counter()
         draft = None
@@ -430,24 +430,24 @@ class DraftStream:
 
     @contextlib.contextmanager
     def _failures_dropped(self, sequence_id: int, session: Session) -> Iterator[None]:
-        """Drop the sequence if this fails: what its cache holds is not known then. On the model thread."""
+        """Drop the sequence if this fails, as the state of its cache is unknown. On the model thread."""
         try:
             yield
         except CoppiceError as error:
             status = rpc.error_status(error)
             code, message = status.code, status.message
-        except Exception:  # whatever it is, it ends this sequence alone
+        except Exception:  # any error only ends this sequence
             incident = uuid.uuid4().hex[:12]
             logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
             code, message = code_pb2.INTERNAL, f"internal error, incident {incident}"
         else:
             return
-        # What is queued for it must not go on meanwhile.
+        # Its queued work must not run meanwhile.
         session.closed = True
         self._call(self._drop, sequence_id, session, code, message)
 
     def _begin_ahead(self, sequence_id: int, session: Session, base_length: int, tree: TokenTree) -> None:
-        """Draft behind likely outcomes of a tree when nothing else waits. On the model thread."""
+        """Draft after likely outcomes of a tree while idle. On the model thread."""
         is_expected = False
         with self._failures_dropped(sequence_id, session):
             is_expected = session.expect(base_length, tree)
@@ -463,7 +463,7 @@ class DraftStream:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
 
     def _prepare(self, sequence_id: int, session: Session) -> None:
-        """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""
+        """Draft ahead in short jobs, so that arriving jobs go first. On the model thread."""
         started = time.perf_counter()
         drafts = None
         with self._failures_dropped(sequence_id, session):
@@ -477,7 +477,7 @@ class DraftStream:
             self._call(self._send, ahead_response(sequence_id, drafts))
 
     def _mark(self, what: str, sequence_id: int, elapsed_s: float, num_nodes: int) -> None:
-        """Tell the timeline, if any, of work that ends now. On the model thread."""
+        """Record work that ends now in the timeline, if any. On the model thread."""
         if (timeline := self._service.timeline) is not None:
             now_s = time.monotonic()
             timeline.took(what, now_s - elapsed_s, now_s, sequence_id, num_nodes)
@@ -494,18 +494,18 @@ def _rules(drafter: Drafter) -> list[sampling_pb2.AcceptanceRule]:
 
 
 def draft_response(sequence_id: int, draft: SessionDraft, elapsed_s: float) -> pb.DraftResponse:
-    """A tree that took so long."""
+    """Message of a draft that took `elapsed_s` seconds."""
     tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
     return pb.DraftResponse(sequence_id=sequence_id, tree=tree)
 
 
 def ahead_response(sequence_id: int, ahead: AheadDrafts) -> pb.DraftResponse:
-    """Trees behind likely outcomes."""
+    """Message of trees after likely outcomes."""
     response = pb.DraftResponse(sequence_id=sequence_id)
     for draft in ahead.drafts:
         response.ahead.trees.add(
             base_length=ahead.base_length,
-            # The stream's sequence says whose they are; the orchestrator knows their source.
+            # Without sources: the sequence and the orchestrator identify them.
             tree=tree_to_proto(replace(draft.tree, source_names=())),
             assumed_token_ids=draft.assumed,
             outcome_log_prob=draft.log_prob,

@@ -1,4 +1,4 @@
-"""One sequence's state in the service, and the events that change it."""
+"""State of one sequence in the service, and its events."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from drafter_svc.model.cache_budget import CacheBudget
 
 
 class UnknownSequenceError(CoppiceError):
-    """A message for a sequence that was never opened, or has ended."""
+    """A message for a sequence that is not open."""
 
     status = grpc.StatusCode.NOT_FOUND
 
 
 class DuplicateSequenceError(CoppiceError):
-    """A sequence is opened that is open already."""
+    """A sequence is opened under an id in use."""
 
     status = grpc.StatusCode.ALREADY_EXISTS
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOpening:
-    """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none).
+    """Start of a sequence: prompt, sampling, and most nodes of a tree (0: no drafts).
 
-    Rows of the target's pass are computed in multiples of `row_multiple`.
-    With `is_sampled` its trees have to be sampled; the drafter is then a `SamplingDrafter`.
+    The target pads rows to multiples of `row_multiple`. With `is_sampled` trees must be sampled; the drafter is then a
+    `SamplingDrafter`.
     """
 
     prompt: tuple[int, ...]
@@ -50,17 +50,17 @@ class SessionOpening:
     max_nodes: int
     row_multiple: int = 1
     is_sampled: bool = False
-    # Of the request, for logs.
+    # For logs.
     request_id: str = ""
-    # What is read of the prompt is shared with sequences of the same salt alone.
+    # Cached prefixes are only shared with sequences of the same salt.
     cache_salt: str = ""
-    # Nothing is drafted ahead.
+    # No drafting ahead.
     is_synchronous: bool = False
-    # How blocks of masks are filled, by drafters that denoise them.
+    # For drafters that denoise blocks of masks.
     denoising: Denoising = LEFT_TO_DRAFTER
 
     def check(self, info: DrafterInfo) -> None:
-        """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
+        """Raise InvalidRequestError, which names the field, if the drafter cannot take this."""
         check_request_id(self.request_id)
         if not self.prompt:
             raise InvalidRequestError("open.prompt_token_ids", "must not be empty")
@@ -75,7 +75,7 @@ class SessionOpening:
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
-    """Tokens committed by a round. `max_nodes` and `row_multiple` replace the opening's from now on, unless None."""
+    """Tokens committed by a round. `max_nodes` and `row_multiple` replace the opening's, unless None."""
 
     base_length: int
     token_ids: tuple[int, ...]
@@ -86,7 +86,7 @@ class SessionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SessionDraft:
-    """A tree behind the first `base_length` committed tokens."""
+    """A tree after the first `base_length` committed tokens."""
 
     base_length: int
     tree: TokenTree
@@ -94,7 +94,7 @@ class SessionDraft:
 
 @dataclass(frozen=True, slots=True)
 class AheadDrafts:
-    """Trees behind likely outcomes of the round that starts at `base_length`, the likeliest outcome first."""
+    """Trees after likely outcomes of the round at `base_length`, likeliest outcome first."""
 
     base_length: int
     drafts: tuple[AheadDraft, ...]
@@ -106,16 +106,16 @@ class AheadDrafts:
 
 
 class Session:
-    """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
+    """One sequence. The event loop posts outcomes; the model thread applies them and drafts."""
 
     def __init__(
         self, drafter: Drafter, opening: SessionOpening, acceptance: AcceptanceMap, caches: CacheBudget | None = None
     ) -> None:
-        """`acceptance` calibrates what is sent, and learns from what becomes of it; `caches` bounds what is kept."""
+        """`acceptance` calibrates sent trees and learns from outcomes; `caches` limits cached tokens."""
         self._drafter = drafter
         self._caches = caches or CacheBudget()
         self._acceptance = acceptance
-        # The last tree, until another is sent.
+        # The last tree sent.
         self._sent: SentTree | None = None
         self.request_id = opening.request_id
         self._opening = opening
@@ -125,50 +125,49 @@ class Session:
         self._row_multiple = opening.row_multiple
         self._inbox: deque[SessionOutcome] = deque()
         self._scheduled = False
-        # Whether something was taken in that no draft has followed.
+        # Whether there are changes without a draft since.
         self._has_news = False
-        # Set when the sequence has ended or failed; the model thread then leaves it alone.
+        # Set when the sequence has ended or failed; the model thread then ignores it.
         self.closed = False
-        # Whether idle work is queued. The model thread's own.
+        # Whether idle work is queued. For the model thread.
         self.preparing = False
 
     def post(self, outcome: SessionOutcome) -> None:
-        """Leave an outcome for the model thread."""
+        """Queue an outcome for the model thread."""
         self._inbox.append(outcome)
 
     def schedule(self) -> bool:
-        """Whether a job must be submitted; False while one that will see all posted outcomes is waiting."""
+        """Whether a job must be submitted; False while a waiting one will see all queued outcomes."""
         if self._scheduled:
             return False
         self._scheduled = True
         return True
 
     def read(self, max_pieces: int) -> int:
-        """Take in everything posted and read at most `max_pieces` pieces of it. On the model thread.
+        """Apply queued outcomes and read at most `max_pieces` pieces. On the model thread.
 
-        Returns how many pieces are left to be read before `advance` is a short piece of work; 0 when the budget asks
-        for no tree.
+        Returns the pieces left to read before `advance` is a short job; 0 if no tree is wanted.
 
         Raises:
-            InvalidRequestError: an outcome does not fit the sequence, which is then beyond use.
+            InvalidRequestError: an outcome does not fit the sequence, which is then unusable.
         """
         sequence = self._take_in()
         if not self._max_nodes:
             return 0
         if num_left := sequence.read(max_pieces):
-            # Else a draft follows, which counts it.
+            # Otherwise a draft follows, which records the use.
             self._caches.note(sequence)
         return num_left
 
     def advance(self) -> SessionDraft | None:
-        """Take in everything posted and draft once, for the newest state. On the model thread.
+        """Apply queued outcomes and draft once, for the newest state. On the model thread.
 
-        None when the budget asks for no tree or there is nothing new.
+        None if no tree is wanted or nothing is new.
 
         Raises:
-            InvalidRequestError: an outcome does not fit the sequence, which is then beyond use.
+            InvalidRequestError: an outcome does not fit the sequence, which is then unusable.
         """
-        # Cleared before the inbox is read: whatever is posted later finds a new job.
+        # Before reading the queue: outcomes posted later submit a new job.
         self._scheduled = False
         sequence = self._take_in()
         has_news, self._has_news = self._has_news, False
@@ -179,9 +178,9 @@ class Session:
         return self._calibrated(tree)
 
     def expect(self, base_length: int, tree: TokenTree) -> bool:
-        """Draft ahead behind this tree's outcomes; whether it will. On the model thread.
+        """Draft ahead after this tree's outcomes; returns whether it will. On the model thread.
 
-        Not where more was committed meanwhile, nor where nothing is to be drafted ahead: an expectation is a hint.
+        It will not if more was committed meanwhile or drafting ahead is off: an expectation is a hint.
         """
         sequence = self._sequence
         if self.closed or self._inbox or base_length != self._length or not isinstance(sequence, AheadSequence):
@@ -192,17 +191,17 @@ class Session:
         return True
 
     def ahead(self) -> AheadDrafts | None:
-        """Trees behind likely outcomes, when they are made. On the model thread."""
+        """Trees after likely outcomes, when ready. On the model thread."""
         if self.closed or self._inbox or not isinstance(self._sequence, AheadSequence):
             return None
         drafts = self._sequence.ahead()
         return AheadDrafts(self._length, drafts) if drafts else None
 
     def prepare(self) -> bool:
-        """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits.
+        """Do a piece of work for the next outcome; returns whether there is more. On the model thread, while idle.
 
-        There is none while the budget asks for no tree, nor for a sequence that was made to forget, until it drafts
-        again: idle sequences must not take each other's room by turns.
+        Nothing is done while no tree is wanted, nor for a sequence whose cache was dropped until it drafts again: idle
+        sequences must not evict each other in turn.
         """
         sequence = self._sequence
         if self.closed or sequence is None or not self._max_nodes or self._caches.has_forgotten(sequence):
@@ -212,7 +211,7 @@ class Session:
         return has_more
 
     def _calibrated(self, tree: TokenTree) -> SessionDraft:
-        """The draft to send. Sampled trees go as they are: what they hold decides what is committed."""
+        """Draft to send. Sampled trees are sent unchanged: their tokens and distributions decide commits."""
         if self._opening.is_sampled:
             return SessionDraft(self._length, tree)
         self._sent = self._acceptance.calibrated(tree, self._opening.sampling.temperature)

@@ -1,7 +1,7 @@
 """Write the locks of the images, `docker/locks/*.txt`: every package with its version and hashes.
 
-Needs uv, as in docker/locks/build.txt, and a package index; `make lock` has both. Run it for newer versions, and look
-at the difference: the images install what is in the locks, and nothing else but torch.
+Needs uv (docker/locks/build.txt) and a package index; `make lock` has both. Run it to update versions, and review the
+difference: the images only install what is in the locks, and torch.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "docker" / "locks"
-# What each image installs beside the project's own dependencies, as its Dockerfile does.
+# Extra of each image, as in its Dockerfile.
 EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter"}
-# And what all of them do.
+# Extra of all images.
 EVERYWHERE = "traces"
 PYTHON_VERSION = "3.13"
-# That of the base image: Debian bookworm, glibc 2.36.
+# Platform of the base image: Debian bookworm, glibc 2.36.
 PLATFORM = "x86_64-manylinux_2_36"
-# Of the image's own tools; the build backend is the project's.
+# Tools of the images; the build backend is the project's.
 UV = "uv==0.13.8"
 HEADER = "# Written by scripts/lock.py (`make lock`). Wheels of every platform have their hashes here.\n"
-# The builds of torch for CPUs and for CUDA have other wheels under one version, from an index that is torch's own: that
-# version is pinned in the Dockerfiles (TORCH_VERSION). What else its CUDA build brings is no part of the one for CPUs.
+# torch's builds for CPUs and CUDA have different wheels of one version, on an index of their own: the Dockerfiles pin
+# that version (TORCH_VERSION). Further requirements of its CUDA build are not needed on CPUs.
 TORCH_S_OWN = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
 
 
 def compiled(requirements: list[str], *options: str) -> str:
-    """What a resolver makes of requirements, which stand in files or are given as text."""
+    """Lock of requirements given in files or as text."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-header"]
     command += ["--no-annotate", "--upgrade", "--python-version", PYTHON_VERSION, "--python-platform", PLATFORM]
     run = subprocess.run(
@@ -45,13 +45,13 @@ def compiled(requirements: list[str], *options: str) -> str:
 
 
 def without_torch(lock: str) -> str:
-    """A lock without torch and what its CUDA build alone needs."""
+    """A lock without torch and the packages that only its CUDA build needs."""
     entries = re.split(r"^(?=\S)", lock, flags=re.MULTILINE)
     return "".join(entry for entry in entries if not TORCH_S_OWN.match(entry))
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all locks."""
     LOCKS.mkdir(exist_ok=True)
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     (LOCKS / "build.txt").write_text(HEADER + compiled([UV, *backend], "-"))

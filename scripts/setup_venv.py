@@ -1,4 +1,4 @@
-"""Create `.venv` and install everything into it; does nothing when nothing changed. Standard library only.
+"""Create `.venv` and install everything into it; does nothing if nothing has changed. Standard library only.
 
 Environment:
     TORCH_INDEX            take torch from this package index instead of letting pip and uv decide
@@ -25,7 +25,7 @@ OLDEST_PYTHON = (3, 11)
 # The range of the `model` extra in pyproject.toml; tests/repo checks that they agree.
 TORCH = "torch>=2.11,<2.14"
 EXTRAS = "dev"
-# What only tests need, and what is too large for everyone else (--tests).
+# For tests only, and too large for other users (--tests).
 TEST_EXTRAS = "dev,triton,chart"
 
 CUDA_TORCH = """\
@@ -38,18 +38,18 @@ shows it for Linux, pip, Python, CPU:
 
 
 def fail(message: str) -> NoReturn:
-    """Stop with a message for the person at the keyboard."""
+    """Stop with a message."""
     raise SystemExit(f"setup: {message}")
 
 
 def say(message: str) -> None:
-    """Tell what happens, at once even when the output is a pipe."""
+    """Print a message, unbuffered."""
     sys.stdout.write(f"setup: {message}\n")
     sys.stdout.flush()
 
 
 class Venv:
-    """The environment that is being set up."""
+    """The virtual environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -58,16 +58,16 @@ class Venv:
         self._stamp = directory / ".coppice-setup"
 
     def is_current(self, key: str, extras: str = EXTRAS) -> bool:
-        """Whether an earlier run finished with the same inputs, and with these extras or more."""
+        """Whether an earlier run finished with the same inputs, and at least these extras."""
         done = self._stamp.read_text().split() if self._stamp.is_file() else []
         return done[:1] == [key] and set(extras.split(",")) <= set(done[1].split(",")) and self._works()
 
     def finish(self, key: str, extras: str = EXTRAS) -> None:
-        """Remember that everything is installed."""
+        """Record a finished installation."""
         self._stamp.write_text(f"{key} {extras}")
 
     def create(self) -> None:
-        """Make the environment, keeping one that works."""
+        """Create the environment, unless a working one exists."""
         self._stamp.unlink(missing_ok=True)
         if self._works():
             return
@@ -86,11 +86,11 @@ class Venv:
             self._share_packages_of_this_venv()
 
     def pip(self, *arguments: str) -> None:
-        """Run pip, quiet but for what goes wrong."""
+        """Run pip quietly."""
         run([str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments])
 
     def planned(self, *requirements: str) -> dict[str, str]:
-        """Names and versions of what pip would install; nothing is downloaded but metadata.
+        """Names and versions that pip would install; only metadata is downloaded.
 
         Raises:
             subprocess.CalledProcessError: pip finds no solution.
@@ -111,30 +111,30 @@ class Venv:
 
 
 def install_torch(venv: Venv) -> None:
-    """Install torch: the CUDA build where there is an NVIDIA GPU, a CPU build anywhere else."""
+    """Install torch: the CUDA build with an NVIDIA GPU, a CPU build otherwise."""
     index = os.environ.get("TORCH_INDEX")
     if index:
         venv.pip("install", "-qq", TORCH, "--index-url", index)
         return
     planned = venv.planned(TORCH)
     if "torch" not in planned:
-        return  # what is installed already will do
+        return  # an installed version suffices
     if has_gpu() or not cuda_packages(planned):
         say(f"installing torch {planned['torch']}")
         venv.pip("install", "-qq", TORCH)
         return
     say("installing the CPU build of torch")
     venv.pip("install", "-qq", "uv")
-    # uv knows where PyTorch keeps its CPU builds.
+    # uv knows PyTorch's index of CPU builds.
     uv = [str(venv.python), "-m", "uv", "pip", "install", "--quiet", "--python", str(venv.python)]
     if not succeeds([*uv, "--torch-backend", "cpu", TORCH], quiet=False):
         fail(CUDA_TORCH)
 
 
 def install_redis_server() -> None:
-    """Install the server that tests of the prefix cache start, where that takes nobody's password.
+    """Install redis-server for tests of the prefix cache, if that needs no password.
 
-    Nothing else needs it, and without it those tests are skipped.
+    Those tests are skipped without it.
     """
     if shutil.which("redis-server"):
         return
@@ -147,7 +147,7 @@ def install_redis_server() -> None:
 
 
 def redis_commands() -> list[list[str]]:
-    """What installs a redis-server on this machine; empty where we do not know, or may not."""
+    """Commands that install redis-server here; empty if unknown or not permitted."""
     if shutil.which("brew"):
         return [["brew", "install", "--quiet", "redis"]]
     if not shutil.which("apt-get"):
@@ -160,7 +160,7 @@ def redis_commands() -> list[list[str]]:
 
 
 def names_and_versions(report: dict[str, Any]) -> dict[str, str]:
-    """What a pip installation report would install, by lower-case name."""
+    """Versions by lower-case name in a pip installation report."""
     return {item["metadata"]["name"].lower(): item["metadata"]["version"] for item in report.get("install", [])}
 
 
@@ -175,21 +175,21 @@ def has_gpu() -> bool:
 
 
 def wants_system_packages() -> bool:
-    """Whether the environment is to see the packages of the Python that creates it."""
+    """Whether the environment includes the packages of the Python that creates it."""
     return os.environ.get("SYSTEM_SITE_PACKAGES", "") not in ("", "0")
 
 
 def inputs_key(venv: Venv) -> str:
-    """A hash of everything that decides what gets installed, and where."""
+    """Hash of all inputs of the installation."""
     parts = [(ROOT / "pyproject.toml").read_bytes(), Path(__file__).read_bytes()]
-    # An editable installation knows the top-level packages that were there when it was made.
+    # An editable installation only knows the top-level packages of its time.
     packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     texts = [str(ROOT), str(venv.directory), os.environ.get("TORCH_INDEX", ""), *packages]
     return hashlib.sha256(b"\0".join([*parts, *(text.encode() for text in texts)])).hexdigest()
 
 
 def succeeds(command: list[str], quiet: bool = True) -> bool:
-    """Whether a command can be run and exits with 0."""
+    """Whether a command runs and exits with 0."""
     sink = subprocess.DEVNULL if quiet else None
     try:
         return subprocess.run(command, stdout=sink, stderr=sink, check=False).returncode == 0
@@ -221,7 +221,7 @@ def main() -> None:
     if venv.is_current(key, extras):
         return
     venv.create()
-    # Older versions download whole wheels where metadata would do.
+    # Older versions download whole wheels to read metadata.
     venv.pip("install", "-qq", "pip>=25.1")
     try:
         install_torch(venv)

@@ -1,6 +1,6 @@
-"""Build the images of `docker/`, look at what is in them, run the whole topology as they would run on Kubernetes.
+"""Build the images of `docker/`, check their contents, and run the topology as on Kubernetes.
 
-Standard library only; needs docker or podman. Stops with exit code 1 at the first thing that is not as promised.
+Standard library only; needs docker or podman. Exits with code 1 at the first failure.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("orchestrator", "verifier", "drafter")
-# As the chart runs them: nobody's user, nothing to write to but /tmp, no rights beyond those of any process.
+# As in the chart: an unprivileged user, a read-only root except /tmp, no capabilities.
 CONFINED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 START_S = 180.0
 COMMAND_S = 120.0
-# The drafter's and the verifier's own graces are 5 and 20 s.
+# Grace periods of drafter and verifier are 5 and 20 s.
 STOP_S = 30
 BUILD_S = 3600.0
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 48
-# Run inside an image: prints what it finds, as JSON.
+# Run inside an image; prints its findings as JSON.
 LOOK = """
 import importlib.util, json, os, pathlib, shutil, sys
 def writes(path):
@@ -60,12 +60,12 @@ MODELS = {
 
 
 def fail(message: str) -> NoReturn:
-    """Stop; what was started is stopped by those who started it."""
+    """Stop with a message; context managers stop the containers."""
     raise SystemExit(f"images: {message}")
 
 
 def say(message: str) -> None:
-    """Tell what happens, at once even when the output is a pipe."""
+    """Print a message, unbuffered."""
     sys.stdout.write(f"images: {message}\n")
     sys.stdout.flush()
 
@@ -79,7 +79,7 @@ class Engine:
     run_options: tuple[str, ...] = ()
 
     def image(self, service: str) -> str:
-        """What a service's image is called."""
+        """Name of a service's image."""
         return f"coppice/{service}:{self.tag}"
 
     def build(self, service: str, options: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class Engine:
             fail(f"{dockerfile} does not build")
 
     def output(self, service: str, entrypoint: str, *arguments: str) -> str:
-        """What a command prints that is run in a service's image, in the network of this machine."""
+        """Output of a command run in a service's image, on the host's network."""
         options = ["run", "--rm", *self.run_options, *CONFINED, "--network", "host", "--entrypoint", entrypoint]
         command = [*self.command, *options, self.image(service), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
@@ -100,7 +100,7 @@ class Engine:
 
     @contextlib.contextmanager
     def running(self, service: str, port: int, **variables: str) -> Iterator[str]:
-        """A service that serves on a port of this machine; gives the container's name."""
+        """A running service on a port of this machine; yields the container's name."""
         name = f"coppice-{service}-{uuid.uuid4().hex[:8]}"
         settings = {"LISTEN_ADDRESS": f"127.0.0.1:{port}", **variables}
         environment = [f"--env={key}={value}" for key, value in settings.items()]
@@ -116,7 +116,7 @@ class Engine:
             subprocess.run([*self.command, "rm", "--force", name], capture_output=True, timeout=COMMAND_S, check=False)
 
     def stop(self, name: str) -> tuple[int, float]:
-        """Stop a container as Kubernetes would; gives the exit code, and how many seconds it took."""
+        """Stop a container as Kubernetes does; returns its exit code and the seconds it took."""
         started_s = time.monotonic()
         self._call("stop", "--time", str(STOP_S), name)
         took_s = time.monotonic() - started_s
@@ -125,7 +125,7 @@ class Engine:
     def _wait(self, name: str, port: int) -> None:
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s:
-            # A drafter listens before it is ready.
+            # Not the port: drafters listen before they are ready.
             if f"ready 127.0.0.1:{port}" in self._logs(name):
                 return
             if self._call("inspect", "--format", "{{.State.Running}}", name) != "true":
@@ -147,7 +147,7 @@ class Engine:
 
 
 def look_at(engine: Engine, service: str) -> None:
-    """Check who an image runs as, what it can write, and what it does not contain."""
+    """Check an image's user, writable paths and contents."""
     found = json.loads(engine.output(service, "python", "-c", LOOK))
     wanted = {
         "uid": 65532,
@@ -163,7 +163,7 @@ def look_at(engine: Engine, service: str) -> None:
 
 
 def complete(engine: Engine, address: str, speculation: str, temperature: float) -> dict[str, Any]:
-    """One completion, asked for by the command line in the orchestrator's image."""
+    """One completion, with the command line in the orchestrator's image."""
     request = {
         "--address": address,
         "--prompt": PROMPT,
@@ -178,7 +178,7 @@ def complete(engine: Engine, address: str, speculation: str, temperature: float)
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -186,7 +186,7 @@ def free_port() -> int:
 
 
 def run_topology(engine: Engine) -> None:
-    """Start all three, compare outputs with speculation on and off, stop them."""
+    """Run all services, compare outputs with speculation on and off, stop them."""
     ports = {service: free_port() for service in SERVICES}
     addresses = {service: f"127.0.0.1:{port}" for service, port in ports.items()}
     back_ends = {"VERIFIER_ADDRESS": addresses["verifier"], "DRAFTER_ADDRESSES": addresses["drafter"]}

@@ -1,4 +1,4 @@
-"""Checkpoint directories: what they must hold, and whether a loaded model is all theirs.
+"""Checkpoint directories: checks of their files and of loaded models; GGUF conversion.
 
 For the verifier, the drafters and training.
 """

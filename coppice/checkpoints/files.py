@@ -1,8 +1,7 @@
 """Checks of a checkpoint directory's files, before any library opens them.
 
-Weights are safetensors, no code comes with them, the files are whole, and the configuration is that of a causal
-language model that can be loaded here. Whether the tensors are those of the model is checked once they are loaded, see
-`loaded_weights.py`.
+Weights must be safetensors and complete, without code, and the configuration must be that of a causal language model
+that can be loaded here. Tensors are checked after loading, see `loaded_weights.py`.
 """
 
 from __future__ import annotations
@@ -15,35 +14,35 @@ from typing import Any
 
 from coppice.core.errors import IncompatibleError
 
-# Weights in pickles, or in formats that may embed one.
+# Weights in pickles, or in formats that may embed pickles.
 UNSAFE_KINDS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5"})
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# JSON objects that are read where they are there; that of weights in several files is checked with these.
+# JSON objects checked if present; the index of sharded weights is checked with the weights.
 _OBJECTS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
-# One of these or more make a tokenizer.
+# Files that a tokenizer can be made of.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.spm")
-# The numbers of a tensor that is not quantised, by safetensors' names.
+# Data types of unquantised tensors, in safetensors' names.
 _PLAIN_NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
-# The same limit as safetensors'.
+# Same limit as in safetensors.
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 _MAX_REASON = 300
-# What a hub id may look like; anything else is a path.
+# Form of a hub id; anything else is a path.
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-# Classes that generate text from left to right, besides those that the library lists.
+# Endings of causal LM classes beyond those listed by the library.
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
 def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS_FILE) -> None:
-    """Refuse a checkpoint by its files and its configuration. `transformers` is the package, which loads it later.
+    """Refuse a checkpoint by its files and configuration. `transformers` is the package that loads it later.
 
-    Of what is no directory and may be a hub id, the configuration alone is looked at; the library, which fetches the
-    rest, is told the same rules.
+    Of a hub id only the configuration is checked; the library fetches the rest under the same rules.
 
     Raises:
-        IncompatibleError: there is no such directory; weights are missing, cut short, quantised in a way that cannot be
-            loaded here, or in a format that can carry code; or it is no causal language model that the library has.
+        IncompatibleError: the directory is missing; weights are missing, truncated, quantised in an unsupported way, or
+        in a
+            format that can carry code; or the model is not a causal language model known to the library.
     """
     directory = Path(model)
     if not directory.is_dir():
@@ -51,7 +50,7 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
         try:
             config, _ = transformers.PreTrainedConfig.get_config_dict(model)
         except Exception as error:
-            # Of many kinds, by what keeps it from being fetched.
+            # Of many types, by the cause.
             raise refusal_of(model, error) from error
         _refuse_other_models(model, config, transformers)
         _refuse_quantised(model, config, transformers)
@@ -72,17 +71,17 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
 
 
 def refuse_without_tokenizer(model: str) -> None:
-    """Raise IncompatibleError where a checkpoint directory has no file that a tokenizer could be made of."""
+    """Raise IncompatibleError if a checkpoint directory has no tokenizer file."""
     directory = Path(model)
     if directory.is_dir() and not any(any(directory.glob(name)) for name in _TOKENIZERS):
         raise IncompatibleError(f"{model} has no tokenizer: tokenizer.json, that of the model, is missing")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object in a file of a checkpoint.
+    """Read a JSON object from a checkpoint.
 
     Raises:
-        IncompatibleError: there is no such file, or it holds something else.
+        IncompatibleError: the file is missing or not a JSON object.
     """
     try:
         text = path.read_text()
@@ -102,7 +101,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an error of a library's says, with the next where that ends in `:`; of bounded length."""
+    """First line of an error's text, continued after a `:`; of bounded length."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     kept = lines[0]
     for line in lines[1:]:
@@ -113,12 +112,12 @@ def one_line(error: BaseException) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of a library's says in one line, and its kind where its text alone might say nothing."""
+    """One line for an error, with its type unless the text suffices by itself."""
     return one_line(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def refusal_of(model: str, error: Exception) -> IncompatibleError:
-    """What the library raised while it loaded a checkpoint, as one line that names the checkpoint."""
+    """Error for a failure of the library to load a checkpoint, as one line with its name."""
     if not Path(model).is_dir() and isinstance(error, OSError):
         return IncompatibleError(
             f"there is no directory {model}, and no such model could be fetched: {one_line(error)}"
@@ -134,7 +133,7 @@ def refusal_of(model: str, error: Exception) -> IncompatibleError:
 
 
 def is_of_merging(error: Exception) -> bool:
-    """Whether the library could not make the model's tensors of the checkpoint's, as it says in a report."""
+    """Whether the library failed to build the model's tensors from the checkpoint's."""
     return isinstance(error, RuntimeError) and "conversion of the weights" in str(error)
 
 
@@ -147,7 +146,7 @@ def _refuse_no_directory(model: str) -> None:
 
 
 def _refuse_other_kinds(model: str, directory: Path, weights_file: str) -> None:
-    """By the names of files alone."""
+    """Refuse by file names."""
     names = {path.name for path in directory.iterdir()}
     kinds = {Path(name).suffix for name in names}
     if "config.json" not in names and "adapter_config.json" in names:
@@ -170,12 +169,12 @@ def _refuse_other_kinds(model: str, directory: Path, weights_file: str) -> None:
 
 
 def _refuse_other_models(model: str, config: Mapping[str, Any], transformers: Any) -> None:
-    """What is no causal language model of an architecture that the library has."""
+    """Refuse all but causal language models of architectures known to the library."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
-        raise IncompatibleError(f"config.json of {model} has no model_type, so that nobody knows what model it is")
+        raise IncompatibleError(f"config.json of {model} has no model_type, so its architecture is unknown")
     if kind not in transformers.CONFIG_MAPPING:
-        # With an architecture that the library has, its own class is used, and the code beside the weights is not.
+        # For known architectures the library's class is used, and code next to the weights is ignored.
         if "auto_map" in config:
             raise IncompatibleError(f"{model} needs code of its own, which is never run")
         version = transformers.__version__
@@ -199,23 +198,23 @@ def _refuse_other_models(model: str, config: Mapping[str, Any], transformers: An
     try:
         transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:
-        # Of many kinds, by what is wrong with it.
+        # Of many types, by the cause.
         raise IncompatibleError(f"config.json of {model} cannot be loaded: {reason_of(error)}") from error
 
 
 def _refuse_quantised(model: str, config: Mapping[str, Any], transformers: Any) -> None:
-    """What is quantised in a way that the library does not know, or lacks a package or a device for."""
+    """Refuse quantisation that the library does not know, or lacks a package or device for."""
     settings = _quantisation(config)
     if settings is None:
         return
     try:
-        # A method that it does not know the library would leave out, and take what is stored for the weights.
+        # The library would ignore an unknown method and load the stored integers as weights.
         auto = transformers.quantizers.auto
         quantizer = auto.AutoHfQuantizer.from_config(
             auto.AutoQuantizationConfig.from_dict(settings), pre_quantized=True
         )
         quantizer.validate_environment(device_map=None, weights_only=True)
-    except Exception as error:  # of many kinds, by what the library lacks
+    except Exception as error:  # of many types, by the cause
         method = settings.get("quant_method", "an unknown method")
         reason = one_line(error).partition(" - supported types")[0]
         raise IncompatibleError(f"{model} is quantised with {method}, which cannot be loaded here: {reason}") from error
@@ -230,7 +229,7 @@ def _quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, is_quantised: bool) -> None:
-    """By the headers of the weights' files."""
+    """Refuse by the headers of the weight files."""
     names = [weights_file]
     if not (directory / weights_file).is_file():
         places = read_object(directory / INDEX_FILE).get("weight_map")
@@ -252,10 +251,10 @@ def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, i
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors.
+    """Header of a safetensors file.
 
     Raises:
-        ValueError: it is damaged; the message goes on after the file's name.
+        ValueError: the file is damaged; the message continues its name.
     """
     size = path.stat().st_size
     if size == 0:
@@ -279,7 +278,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_numbers(model: str, header: Mapping[str, Any]) -> None:
-    """Integers in place of weights would be taken for these."""
+    """Refuse integers stored as weights, which would be loaded as such."""
     strange = [
         f"{name} {entry.get('dtype')}"
         for name, entry in header.items()
@@ -292,7 +291,7 @@ def _refuse_other_numbers(model: str, header: Mapping[str, Any]) -> None:
 
 
 def named(names: list[str], noun: str) -> str:
-    """A count with its noun and the first five names, as `7 tensors (a, b, c, d, e and 2 more)`."""
+    """A count with its noun and the first five names, such as `7 tensors (a, b, c, d, e and 2 more)`."""
     shown = names[:5]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({', '.join(shown)}{more})"

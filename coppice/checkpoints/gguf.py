@@ -1,7 +1,6 @@
-"""GGUF files as checkpoints: read once with `transformers`, dequantised exactly, and kept as a checkpoint directory.
+"""GGUF files as checkpoints: read once with `transformers`, dequantised exactly, saved as a checkpoint directory.
 
-Every other part of the system, this process's own checks included, then meets a directory of safetensors as from
-anywhere else.
+All other code, the checks of this process included, then sees a regular directory of safetensors.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from coppice.core.errors import IncompatibleError
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
-# Packages without which `transformers` reads no GGUF file.
+# Packages that `transformers` needs for GGUF files.
 _NEEDED = ("gguf", "accelerate")
 _SPLIT = "split.count"
 _PRE_TOKENIZER = "tokenizer.ggml.pre"
-# How text is split before pairs are merged, by llama.cpp's name for it; `transformers` has its own splits for some of
-# them, and takes GPT-2's for the others. Digits stand alone in these, which GPT-2's split does not know.
+# Pre-tokenizers, in llama.cpp's names, that split digits one by one. `transformers` knows some splits and uses GPT-2's
+# for all others, which does not.
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
 
@@ -35,10 +34,10 @@ def is_gguf(model: str) -> bool:
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Metadata of a GGUF file that is one number or one string, by its key; that it is whole is seen on the way.
+    """Scalar metadata of a GGUF file by key; this also finds truncated files.
 
     Raises:
-        IncompatibleError: a package is missing; the file is none, is damaged or cut short, or one of several parts.
+        IncompatibleError: a package is missing; the file is not GGUF, damaged, truncated, or one of several parts.
     """
     _refuse_other_files(file)
     missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
@@ -53,7 +52,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         found = GGUFReader(file).fields
         fields = {name: field.contents() for name, field in found.items() if len(field.types) == 1}
     except Exception as error:
-        # Of many kinds, by the place where the file ends or makes no sense.
+        # Of many types, by the place of the damage.
         raise IncompatibleError(f"{file} is damaged or cut short") from error
     if fields.get(_SPLIT, 1) > 1:
         raise IncompatibleError(f"{file} is one of {fields[_SPLIT]} parts: merge them first (llama-gguf-split --merge)")
@@ -61,13 +60,13 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(file: Path, fields: Mapping[str, Any], directory: Path) -> None:
-    """Write what a GGUF file with these fields holds into an empty directory, as a checkpoint of safetensors.
+    """Convert a GGUF file with these fields to a safetensors checkpoint in an empty directory.
 
-    Weights are dequantised in float32 and stored in the smallest of bfloat16, float16 and float32 that holds them
+    Weights are dequantised to float32 and stored in the smallest of bfloat16, float16 and float32 that holds them
     exactly, tensor by tensor.
 
     Raises:
-        IncompatibleError: the file holds a model that `transformers` does not read.
+        IncompatibleError: `transformers` cannot read the model.
         OSError: the directory cannot be written.
     """
     model, tokenizer = _loaded(file, fields.get(f"{fields.get('general.architecture')}.attention.key_length"))
@@ -82,20 +81,20 @@ def _refuse_other_files(file: Path) -> None:
     with file.open("rb") as opened:
         magic = opened.read(len(_MAGIC))
     if magic != _MAGIC:
-        raise IncompatibleError(f"{file} is empty" if not magic else f"{file} is no GGUF file, despite its name")
+        raise IncompatibleError(f"{file} is empty" if not magic else f"{file} is not a GGUF file, despite its name")
 
 
 def _loaded(file: Path, head_size: int | None) -> tuple[Any, Any]:
-    """Model in float32 and tokenizer. The library does not read a head's size of every architecture."""
+    """Model in float32 and tokenizer. `head_size` is for architectures whose key length the library ignores."""
     import torch
     import transformers
 
     whole: dict[str, Any] = {}
     if config := getattr(transformers, "GgufConfig", None):
-        # Newer versions may keep quantised weights as they are.
+        # Newer versions can also keep quantised weights.
         whole["quantization_config"] = config(dequantize=True)
     try:
-        # Progress bars are of no use in a service's log.
+        # No progress bars in a service's log.
         with quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
             config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
             if head_size is not None:
@@ -107,7 +106,7 @@ def _loaded(file: Path, head_size: int | None) -> tuple[Any, Any]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 gguf_file=file.name,
-                # There are neither of these in the format; what else lies in the directory is not to be read.
+                # GGUF has neither safetensors nor code; other files of the directory must not be read.
                 use_safetensors=True,
                 trust_remote_code=False,
                 **whole,
@@ -117,7 +116,7 @@ def _loaded(file: Path, head_size: int | None) -> tuple[Any, Any]:
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
     except Exception as error:
-        # Of many kinds, by what the library does not know.
+        # Of many types, by the cause.
         raise IncompatibleError(f"{file} cannot be read: {one_line(error)}") from error
     refuse_incomplete(str(file), found, model.state_dict().keys(), model.config.get_text_config())
     return model, tokenizer
@@ -145,7 +144,7 @@ def _save(model: Any, directory: Path) -> None:
 
 
 def _smallest(tensor: Any) -> Any:
-    """The tensor in the smallest kind of number that holds it exactly."""
+    """The tensor in the smallest data type that holds it exactly."""
     import torch
 
     for dtype in (torch.bfloat16, torch.float16):

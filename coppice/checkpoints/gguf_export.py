@@ -1,6 +1,6 @@
-"""A checkpoint as a GGUF file, for llama.cpp and what is built on it.
+"""Export of a checkpoint as a GGUF file, for llama.cpp and derived programs.
 
-Keys and names of tensors are those of the `gguf` package, which llama.cpp's own converter uses.
+Keys and tensor names are those of the `gguf` package, which llama.cpp's own converter uses.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from coppice.checkpoints.files import INDEX_FILE, WEIGHTS_FILE, read_object
 from coppice.core.errors import IncompatibleError
 
-# Kinds of matrices, and llama.cpp's numbers for files that have them; vectors are in float32.
+# Data types of matrices, with llama.cpp's file type numbers; vectors are float32.
 TYPES = {"f32": 0, "bf16": 32, "q8_0": 7}
-# By `model_type`: llama.cpp's name for the architecture.
+# llama.cpp's architecture names by `model_type`.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-# Rows of queries and keys that rotate together are neighbours in this one, and half a head apart in the others.
+# Architecture in which rows rotated together are adjacent; in the others they are half a head apart.
 _NEIGHBOURS = "llama"
-# How text is split before pairs are merged: llama.cpp's name by what tokenizer.json says. Three of them are known by
-# their regular expression's way with digits.
+# llama.cpp's pre-tokenizer names by contents of tokenizer.json; three are recognised by their regular expression for
+# digits.
 _SINGLE_DIGITS, _GPT2 = "smollm", "gpt-2"
 _SPLITS = {"\\p{N}{1,3}|": "llama-bpe", "\\p{N}|": "qwen2"}
 _OUTPUT = "lm_head.weight"
@@ -37,8 +37,8 @@ def export_gguf(directory: Path, out: Path, kind: str) -> None:
     """Write the model in a checkpoint directory to `out`, its matrices as `kind`, one of TYPES.
 
     Raises:
-        IncompatibleError: the model's architecture or tokenizer is not one that is exported.
-        OSError: `out` cannot be written; nothing is left there.
+        IncompatibleError: the architecture or tokenizer cannot be exported.
+        OSError: `out` cannot be written; no partial file is left.
     """
     import gguf
     from transformers import AutoConfig
@@ -67,7 +67,7 @@ def export_gguf(directory: Path, out: Path, kind: str) -> None:
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """Type and base of rotary positions, wherever this version of the library has them."""
+    """Type and base of rotary positions, in any version of the library."""
     found: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return {"rope_theta": getattr(config, "rope_theta", 10000.0), **found}
 
@@ -131,7 +131,7 @@ def _split_name(directory: Path, pre_tokenizer: dict[str, Any] | None) -> str:
         for mark, name in _SPLITS.items():
             if mark in regex:
                 return name
-    raise IncompatibleError(f"{directory} has a tokenizer that splits text in a way which is not exported: {kinds}")
+    raise IncompatibleError(f"{directory} has a pre-tokenizer that is not exported: {kinds}")
 
 
 def _write_tensors(writer: Any, directory: Path, config: Any, architecture: str, kind: str) -> None:
@@ -143,7 +143,7 @@ def _write_tensors(writer: Any, directory: Path, config: Any, architecture: str,
     types = gguf.GGMLQuantizationType
     plan = []
     with contextlib.ExitStack() as stack:
-        # All that a file says of its tensors comes before the first of them.
+        # The header describes all tensors before the first one.
         for name, tensor in _stored(directory, stack, is_tied=config.tie_word_embeddings):
             if (theirs := names.get_name(name, (".weight", ".bias"))) is None:
                 raise IncompatibleError(f"{directory} has the tensor {name}, which is not exported")
@@ -166,7 +166,7 @@ def _write_tensors(writer: Any, directory: Path, config: Any, architecture: str,
 
 
 def _stored(directory: Path, stack: contextlib.ExitStack, *, is_tied: bool) -> Iterator[tuple[str, Any]]:
-    """Names and slices of all tensors, which are read when they are taken."""
+    """Names and lazy slices of all tensors."""
     from safetensors import safe_open
 
     files = [WEIGHTS_FILE]
@@ -180,7 +180,7 @@ def _stored(directory: Path, stack: contextlib.ExitStack, *, is_tied: bool) -> I
 
 
 def _rotating_heads(name: str, config: Any) -> int:
-    """Heads of a projection to queries or keys, whose rows rotary positions turn; 0 for other tensors."""
+    """Heads of a query or key projection, whose rows are rotated; 0 for other tensors."""
     if ".q_proj." in name:
         return int(config.num_attention_heads)
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) if ".k_proj." in name else 0

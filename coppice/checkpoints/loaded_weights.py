@@ -1,8 +1,7 @@
-"""Checks of a loaded model's tensors: all of them from the checkpoint, and all of them numbers.
+"""Checks of a loaded model's tensors: all from the checkpoint, and all finite.
 
-A library that loads a model fills tensors that the checkpoint lacks with random numbers, and says so in a warning. What
-such a model generates is worthless, so it is refused. Tensors are torch's, of which only methods are used: nothing here
-imports torch.
+Libraries fill missing tensors with random numbers and only warn. Such a model is useless, so it is refused. Tensors
+are torch's, but only methods are used: torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from typing import Any
 from coppice.checkpoints.files import named
 from coppice.core.errors import IncompatibleError
 
-# Tensors that checkpoints have and models do without, for they say nothing of their own:
+# Tensors in checkpoints that models do not need, as they are derived or unused:
 _HARMLESS = re.compile(
     "|".join(
         (
-            # frequencies of rotary positions, which follow from config.json; older checkpoints keep them,
+            # frequencies of rotary positions, which follow from config.json,
             r"(^|\.)inv_freq$",
-            # causal masks, and the number that stands for minus infinity in them,
+            # causal masks and their value for minus infinity,
             r"\.(attn|attention|self_attn)\.(bias|masked_bias|causal_mask)$",
             # the numbers 0, 1, 2, ...,
             r"(^|\.)position_ids$",
-            # and layers that predict further tokens, which no pass of the model itself uses.
+            # and layers for multi-token prediction, unused by the model's own passes.
             r"(^|\.)mtp\.",
         )
     )
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
-# Names of output layers and of embeddings.
+# Names of output layers, and of output layers and embeddings.
 _OUTPUT = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 _VOCABULARY = re.compile(r"(^|\.)(lm_head|embed_out|embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 _MERGE = "are these adapters? Merge them into their model first (peft: merge_and_unload, then save_pretrained)"
-# The reports of what was loaded, and of what ranks would not share.
+# Loggers of loading reports and of tensor-parallel sharding.
 _WORDY = tuple(f"transformers.{place}.tensor_parallel" for place in ("distributed", "integrations"))
 _WORDY += ("transformers.modeling_utils",)
-# Numbers of a tensor that are converted at once where its own kind cannot be searched.
+# Numbers converted at once for data types without comparison.
 _CHUNK = 1 << 22
 
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keeps the library from reporting, in many lines, what `refuse_incomplete` says in one."""
+    """Silence the library's long reports of what `refuse_incomplete` checks."""
     wordy = [logging.getLogger(name) for name in _WORDY]
     levels = [each.level for each in wordy]
     for each in wordy:
@@ -61,14 +60,14 @@ def quiet_loading() -> Iterator[None]:
 def refuse_incomplete(
     model: str, found: Mapping[str, Any], expected: Collection[str], config: Any, own: Collection[str] = ()
 ) -> None:
-    """Refuse a model that was not loaded from its checkpoint alone.
+    """Refuse a model with tensors from elsewhere than its checkpoint.
 
-    `found` is what `from_pretrained` says with `output_loading_info` and `ignore_mismatched_sizes`; `expected` are the
-    names of the model's tensors, and `config` is its text configuration. Tensors `own` may stand in the checkpoint for
-    somebody else to read.
+    `found` is the loading info of `from_pretrained` (with `output_loading_info` and `ignore_mismatched_sizes`);
+    `expected` are the names of the model's tensors, and `config` is its text configuration. The checkpoint may also
+    have tensors `own`, which other code reads.
 
     Raises:
-        IncompatibleError: tensors are missing, are too many, or have other shapes than the configuration says.
+        IncompatibleError: tensors are missing, unexpected, or of other shapes than configured.
     """
     missing = sorted(found["missing_keys"])
     unexpected = sorted(name for name in found["unexpected_keys"] if name not in own and not _is_harmless(name, config))
@@ -81,16 +80,16 @@ def refuse_incomplete(
         raise IncompatibleError(f"{model} has {named(unexpected, 'tensor')} that its model has no place for{hint}")
     if other := sorted(found["mismatched_keys"]):
         shapes = [f"{name} {list(stored)} instead of {list(wanted)}" for name, stored, wanted in other]
-        # The first dimension of these is the vocabulary.
+        # Their first dimension is the vocabulary.
         is_vocabulary = all(_VOCABULARY.search(name) and s[1:] == w[1:] for name, s, w in other)
         hint = ": does vocab_size of config.json belong to these weights?" if is_vocabulary else ""
         raise IncompatibleError(f"{model} has {named(shapes, 'tensor')} of other shapes than config.json says{hint}")
 
 
 def refuse_untied(model: str, pairs: Iterable[tuple[str, Any, Any]]) -> None:
-    """Refuse two tensors that the configuration says are one, and that differ in the checkpoint.
+    """Refuse tensors that differ although the configuration ties them.
 
-    Each of `pairs` is the name of a tensor, the tensor, and the one that it ought to be.
+    `pairs` are the name of a tensor, the tensor, and the one it must be identical to.
 
     Raises:
         IncompatibleError: a pair differs.
@@ -104,41 +103,41 @@ def refuse_untied(model: str, pairs: Iterable[tuple[str, Any, Any]]) -> None:
 
 
 def refuse_other_names(what: str, found: Iterable[str], expected: Iterable[str], optional: Iterable[str] = ()) -> None:
-    """Refuse tensors by their names: those `expected` have to be there, and nothing else but those `optional`.
+    """Refuse tensors by name: all `expected` must be present, and only `optional` ones in addition.
 
     Raises:
-        IncompatibleError: they are not; `what` begins the message.
+        IncompatibleError: names are missing or unexpected; `what` begins the message.
     """
     names, wanted = set(found), set(expected)
     if missing := sorted(wanted - names):
         raise IncompatibleError(f"{what} lacks {named(missing, 'tensor')}")
     if unexpected := sorted(names - wanted - set(optional)):
-        raise IncompatibleError(f"{what} has {named(unexpected, 'tensor')} that it has no use for")
+        raise IncompatibleError(f"{what} has {named(unexpected, 'tensor')} that are not used")
 
 
 def refuse_not_finite(what: str, tensors: Iterable[tuple[str, Any]]) -> None:
-    """Refuse tensors that hold NaN or infinity.
+    """Refuse tensors with NaN or infinity.
 
     Raises:
-        IncompatibleError: some do; `what` begins the message.
+        IncompatibleError: a tensor has some; `what` begins the message.
     """
     if bad := [name for name, tensor in tensors if not is_finite(tensor)]:
         raise IncompatibleError(not_finite(what, bad))
 
 
 def not_finite(what: str, names: Sequence[str]) -> str:
-    """The message that names tensors that hold NaN or infinity."""
+    """Message for tensors with NaN or infinity."""
     return f"{what} has NaN or infinity in {named(list(names), 'tensor')}: they are damaged, or were so when saved"
 
 
 def is_finite(tensor: Any) -> bool:
-    """Whether all of a tensor's numbers are finite: one pass over them, and no copy."""
+    """Whether all numbers are finite, in one pass without a copy."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     if tensor.element_size() > 1:
-        # Both are NaN where any number is.
+        # Both are NaN if any number is.
         return all(math.isfinite(float(extreme)) for extreme in tensor.detach().aminmax())
-    # Kinds of one byte cannot be compared.
+    # One-byte types have no comparison.
     flat = tensor.detach().flatten()
     return all(is_finite(flat[start : start + _CHUNK].float()) for start in range(0, len(flat), _CHUNK))
 
@@ -149,7 +148,7 @@ def _is_harmless(name: str, config: Any) -> bool:
     further = getattr(config, "num_nextn_predict_layers", None) or 0
     first = getattr(config, "num_hidden_layers", None)
     layer = _LAYER.search(name)
-    # After the model's own layers there may be those that predict further tokens.
+    # Layers after the model's own, for multi-token prediction.
     return layer is not None and first is not None and first <= int(layer[1]) < first + further
 
 
@@ -180,7 +179,7 @@ def _why_unexpected(unexpected: Sequence[str], config: Any) -> str:
 
 
 def _common_prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """What stands before the name of every missing tensor in the checkpoint; empty where nothing does."""
+    """Prefix of the names of all missing tensors in the checkpoint; empty without one."""
     stored = set(unexpected)
     for name in unexpected:
         if name.endswith(f".{missing[0]}"):
@@ -191,7 +190,7 @@ def _common_prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def _whole_layers(missing: Sequence[str], expected: Collection[str]) -> list[int]:
-    """Layers none of whose tensors are there; empty where anything else is missing, too."""
+    """Layers without any tensor; empty if other tensors are missing too."""
     lacking = set(missing)
     layers = {int(found[1]) if (found := _LAYER.search(name)) else -1 for name in missing}
     if -1 in layers:

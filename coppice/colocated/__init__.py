@@ -1,4 +1,4 @@
-"""Orchestrator, verifiers and drafters in one process, for laptops and the smallest deployment.
+"""Orchestrator, verifiers and drafters in one process, for laptops and minimal deployments.
 
-It knows all three services, which shared rooms and services must not.
+The only package that may import all three services.
 """

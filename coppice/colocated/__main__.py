@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
-# As a verifier of its own has it.
+# As in a verifier process.
 EXIT_ENGINE_LOST = 4
-# Event loop and model threads share the interpreter; a message must not wait 5 ms for its turn.
+# Event loop and model threads share the GIL; the default switch interval of 5 ms would delay messages.
 SWITCH_INTERVAL_S = 1e-4
 
 
@@ -35,8 +35,8 @@ def main() -> int:
             sys.stdout.flush()
             await first_of(stop_signal(), deployment.lost.wait())
             if deployment.lost.is_set():
-                # There is nothing to drain: sequences of that verifier would wait for ever.
-                logger.error("a verifier's model thread has ended, and so does this process")
+                # No draining: sequences of that verifier would wait forever.
+                logger.error("a verifier's model thread has ended, stopping the process")
                 os._exit(EXIT_ENGINE_LOST)
 
     try:

@@ -1,4 +1,4 @@
-"""All three services in one process: built by constructors, taken down in the opposite order."""
+"""Construction of all three services in one process; closed in reverse order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """What was loaded, in the order of the configuration."""
+    """Loaded models, in the configuration's order."""
 
     targets: tuple[tuple[TargetModel, TargetInfo], ...]
     drafters: tuple[Drafter, ...]
@@ -42,20 +42,20 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class Colocated:
-    """A running deployment: what serves the public API, and the back ends' servers."""
+    """A running deployment: orchestrator, and in-memory servers of verifiers and drafters."""
 
     orchestrator: Orchestrator
     verifiers: tuple[InMemoryServer, ...]
     drafters: tuple[InMemoryServer, ...]
-    # Set when a verifier's model thread has ended by itself: its sequences get nothing more.
+    # Set when a verifier's model thread has ended unasked.
     lost: asyncio.Event
 
 
 def load(config: ColocatedConfig) -> LoadedModels:
-    """Load every model, which takes its time: not on an event loop that others wait for.
+    """Load all models; slow, so not on a serving event loop.
 
     Raises:
-        CoppiceError, OSError, ValueError: one of them cannot be used.
+        CoppiceError, OSError, ValueError: a model cannot be used.
     """
     targets = tuple(load_probed_target(one) for one in config.verifiers)
     return LoadedModels(targets, tuple(load_drafter(one) for one in config.drafters))
@@ -65,13 +65,13 @@ def load(config: ColocatedConfig) -> LoadedModels:
 async def running(
     config: ColocatedConfig, models: LoadedModels, env: Mapping[str, str] = os.environ
 ) -> AsyncIterator[Colocated]:
-    """A deployment that serves while the context is open, and drains when it closes.
+    """Run a deployment while the context is open; closing drains it.
 
-    `env` says whether anybody traces, or keeps a timeline.
+    `env` configures tracing and timelines.
 
     Raises:
-        CoppiceError: the address is taken, or a drafter does not fit the target.
-        ValueError: a setting cannot be used.
+        CoppiceError: the address is taken, or a drafter does not match the target.
+        ValueError: a setting is invalid.
     """
     network = InMemoryNetwork()
     lost = asyncio.Event()
@@ -140,16 +140,16 @@ async def _drafter(
 
 
 def _set_up(config: DrafterConfig) -> None:
-    """What a process of its own has from its environment. On the drafter's model thread, for which alone it counts."""
+    """Apply settings that a process of its own has from its environment, to the drafter's model thread."""
     torch.set_num_threads(config.num_threads)
-    # Linux has a niceness per thread; elsewhere it would be that of the whole process.
+    # Linux has niceness per thread; elsewhere it would affect the whole process.
     if sys.platform == "linux" and config.niceness:
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + config.niceness))
 
 
 def _numbered(service: str, number: int) -> str:
-    """Timelines of one process have a name each."""
+    """Name of a service's timeline within the process."""
     return f"{service}-{number + 1}" if number else service
 
 

@@ -1,4 +1,4 @@
-"""The calling end of calls in memory: a channel on which generated stubs work as they do on gRPC's."""
+"""Client side of in-memory calls: a channel on which generated stubs work as on gRPC's."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from coppice.net.certificates import Certificates
 
 
 class InMemoryNetwork:
-    """Servers of this process, by name."""
+    """Servers of this process by name."""
 
     def __init__(self) -> None:
         self._servers: dict[str, InMemoryServer] = {}
 
     def serve(self, name: str, server: InMemoryServer) -> None:
-        """Calls to a name go to this server from now on."""
+        """Register the server for a name."""
         self._servers[name] = server
 
     def dial(self, name: str, certificates: Certificates | None = None) -> grpc.aio.Channel:
-        """A channel to a name. Nobody listens in, so that certificates are of no use."""
+        """A channel to a name. In-process calls need no certificates."""
         return InMemoryChannel(partial(self._servers.get, name))
 
 
 class InMemoryChannel(grpc.aio.Channel):
-    """Messages are handed over, and neither copied nor serialised. A call goes to the server of its time.
+    """Messages are passed by reference, not serialised. A call goes to the server registered when it begins.
 
-    Methods are unary, or stream both ways.
+    Methods are unary or bidirectional streams.
     """
 
     def __init__(self, find: Callable[[], InMemoryServer | None]) -> None:
@@ -46,35 +46,33 @@ class InMemoryChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Cancel the calls that last."""
+        """Cancel running calls."""
         for exchange in self._calls:
             exchange.abandon(CANCELLED)
         self._calls.clear()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Whether there is a server."""
+        """READY if a server is serving."""
         server = self._find()
         is_there = server is not None and server.is_serving
         return grpc.ChannelConnectivity.READY if is_there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def unary_unary(self, method: str, *serializers: object, **options: object) -> Any:
-        """A method of one message each way."""
+        """A unary method."""
         return partial(self._unary, method)
 
     def stream_stream(self, method: str, *serializers: object, **options: object) -> Any:
-        """A method of many messages each way."""
+        """A bidirectional streaming method."""
         return partial(self._stream, method)
 
     def _not_offered(self, *arguments: Any, **options: Any) -> Any:
-        raise NotImplementedError(
-            "a channel in memory has unary methods and streams both ways, and calls show its state"
-        )
+        raise NotImplementedError("in-memory channels only have unary and bidirectional streaming methods")
 
-    # The rest of gRPC's interface, which nothing of ours uses.
+    # Parts of gRPC's interface that we do not use.
     wait_for_state_change = channel_ready = unary_stream = stream_unary = _not_offered
 
     def _begin(self, method: str, timeout: float | None, metadata: Metadata | None) -> Exchange:
-        # What has ended by now would otherwise stay.
+        # Drop finished calls.
         self._calls = {exchange for exchange in self._calls if exchange.status is None}
         exchange = Exchange(timeout, tuple(metadata or ()))
         self._calls.add(exchange)
@@ -99,7 +97,7 @@ class InMemoryChannel(grpc.aio.Channel):
         except PipeOverError:
             _raise(exchange)
         finally:
-            # Of a caller that waits no longer; else it has ended.
+            # Cancels the call of a caller that gave up; no effect on a finished one.
             exchange.abandon(CANCELLED)
 
     def _stream(self, method: str, *, timeout: float | None = None, metadata: Metadata | None = None) -> StreamCall:
@@ -107,13 +105,13 @@ class InMemoryChannel(grpc.aio.Channel):
 
 
 class StreamCall:
-    """What our clients use of `grpc.aio.StreamStreamCall`; it raises what that raises."""
+    """The part of `grpc.aio.StreamStreamCall` that our clients use, with its errors."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
     async def wait_for_connection(self) -> None:
-        """Return when messages reach the server."""
+        """Wait until messages reach the server."""
         self._check()
 
     async def write(self, message: Any) -> None:
@@ -124,11 +122,11 @@ class StreamCall:
             _raise(self._exchange)
 
     async def done_writing(self) -> None:
-        """Say that no message follows; the server may still answer."""
+        """Half-close: no message follows, but the server may still answer."""
         self._exchange.requests.close()
 
     def cancel(self) -> bool:
-        """End the call, unless it has ended."""
+        """Cancel the call, unless it has ended."""
         return self._exchange.abandon(CANCELLED)
 
     def done(self) -> bool:
@@ -136,7 +134,7 @@ class StreamCall:
         return self._exchange.status is not None
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Messages of the server, until it has ended the call."""
+        """The server's messages, until it ends the call."""
         while True:
             try:
                 message = await self._exchange.responses.get()
@@ -151,7 +149,7 @@ class StreamCall:
 
 
 def _raise(exchange: Exchange) -> NoReturn:
-    """What gRPC raises where a call has ended."""
+    """Raise gRPC's error for a call that has ended."""
     status = exchange.status
     if status is CANCELLED:
         raise asyncio.CancelledError

@@ -16,23 +16,23 @@ from orchestrator.config import Config
 from verifier_svc.config import VerifierConfig
 
 VERIFIER, DRAFTER = "VERIFIER_", "DRAFTER_"
-# How far drafters step back on cores that they share with the verifier.
+# Niceness of drafters on cores shared with the verifier.
 NICENESS = "10"
-# Back ends have no door of their own, and each its model: of these, only those with a prefix are a back end's.
+# Verifiers and drafters have no listening address and each its model: they only take these variables with a prefix.
 _PREFIXED_ONLY = ("LISTEN_ADDRESS", "HEALTH_PORT", "METRICS_PORT", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "MODEL")
-# They name back ends elsewhere, and the way there.
+# Addresses of, and certificates for, verifiers and drafters elsewhere.
 _NOT_HERE = ("VERIFIER_ADDRESS", "DRAFTER_ADDRESSES", "BACKEND_TLS_CA", "BACKEND_TLS_CERT", "BACKEND_TLS_KEY")
 
 
 def _kinds(text: Any) -> Any:
-    """Pairs of kind and model from "KIND=MODEL,…"; what is no text stays as it is."""
+    """Pairs of kind and model from "KIND=MODEL,…"; other types pass through to validation."""
     if not isinstance(text, str):
         return text
     return tuple((kind, model) for kind, _, model in (part.partition("=") for part in parts(text)))
 
 
 class ColocatedSettings(Settings):
-    """Settings of the co-located form itself."""
+    """Settings of the colocated deployment itself."""
 
     verifiers: int = Field(default=1, ge=1, description="Verifiers in this process, each with its copy of the target.")
     drafters: Annotated[
@@ -47,10 +47,10 @@ class ColocatedSettings(Settings):
 
 @dataclass(frozen=True)
 class ColocatedConfig:
-    """One orchestrator, and the back ends that it has in its own process.
+    """One orchestrator with its verifiers and drafters in the same process.
 
-    A variable is for every service that knows it, as `coppice up` passes its environment on; one with the prefix
-    VERIFIER_ or DRAFTER_ is for those alone. VERIFIER_MODEL is the target.
+    A variable applies to each service that knows it, as with `coppice up`; with the prefix VERIFIER_ or DRAFTER_ it
+    only applies to those. VERIFIER_MODEL is the target.
     """
 
     orchestrator: Config
@@ -59,11 +59,10 @@ class ColocatedConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> ColocatedConfig:
-        """The configuration that `env` describes.
+        """Configuration from `env`.
 
         Raises:
-            ConfigError: a variable is missing, has a bad value, or asks for what one process does not do; the message
-                names it.
+            ConfigError: a variable is missing, invalid, or not supported in one process; the message names it.
         """
         for name in _NOT_HERE:
             if env.get(name):
@@ -82,14 +81,14 @@ class ColocatedConfig:
 
 
 def names(what: str, number: int) -> list[str]:
-    """What the orchestrator calls its back ends by."""
+    """Addresses of verifiers or drafters in the in-memory network."""
     return [f"{what}-{index + 1}" for index in range(number)]
 
 
 def _verifier(env: Mapping[str, str], metrics_port: int) -> VerifierConfig:
     config = VerifierConfig.from_env(env, prefix=VERIFIER, prefixed_only=_PREFIXED_ONLY, metrics_port=metrics_port)
     if config.tensor_parallel > 1:
-        raise ConfigError("TENSOR_PARALLEL must be 1: the parts of a target are processes of their own")
+        raise ConfigError("TENSOR_PARALLEL must be 1: ranks need processes of their own")
     return config
 
 

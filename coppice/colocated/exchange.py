@@ -1,4 +1,4 @@
-"""One call in memory: its two directions, how it ends, and who is told."""
+"""State of one in-memory call: two pipes and its status."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import grpc
 
 Message = TypeVar("Message")
 
-# Who writes more than its reader has taken waits, as gRPC's flow control has it.
+# Messages in a pipe before its writer waits, like gRPC's flow control.
 MAX_ON_THE_WAY = 64
 
 
 class PipeOverError(asyncio.InvalidStateError):
-    """Nothing is taken any more; gRPC has the base class for it."""
+    """The pipe is closed; the base class is gRPC's error for this."""
 
 
 class Pipe(Generic[Message]):
-    """For one event loop. Messages are handed over as they are: whoever has put one must not change it any more.
+    """Message pipe for one event loop. Messages are passed by reference: writers must not change them afterwards.
 
-    A reader has its turn after `put` has returned, never within it.
+    Readers run after `put` has returned, never inside it.
     """
 
     def __init__(self, limit: int = MAX_ON_THE_WAY) -> None:
@@ -34,10 +34,10 @@ class Pipe(Generic[Message]):
         self._may_write = asyncio.Event()
 
     async def put(self, message: Message) -> None:
-        """Hand a message over; waits only while the reader is behind.
+        """Add a message; waits only while the pipe is full.
 
         Raises:
-            PipeOverError: the pipe has ended.
+            PipeOverError: the pipe is closed.
         """
         while len(self._messages) >= self._limit and not self._is_over:
             self._may_write.clear()
@@ -48,10 +48,10 @@ class Pipe(Generic[Message]):
         self._may_read.set()
 
     async def get(self) -> Message:
-        """The next message.
+        """Take the next message.
 
         Raises:
-            PipeOverError: there is none left, and none will follow.
+            PipeOverError: the pipe is closed and empty.
         """
         while not self._messages and not self._is_over:
             self._may_read.clear()
@@ -63,13 +63,13 @@ class Pipe(Generic[Message]):
         return message
 
     def close(self) -> None:
-        """Nothing follows what is on its way."""
+        """Close the pipe; queued messages can still be read."""
         self._is_over = True
         self._may_read.set()
         self._may_write.set()
 
     def break_off(self) -> None:
-        """Nothing follows, and what is on its way is lost."""
+        """Close the pipe and drop queued messages."""
         self._messages.clear()
         self.close()
 
@@ -79,7 +79,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call has ended."""
+    """Status of a finished call."""
 
     code: grpc.StatusCode
     details: str = ""
@@ -91,7 +91,7 @@ CANCELLED = Status(grpc.StatusCode.CANCELLED, "cancelled by its client")
 
 
 class Exchange:
-    """What client and server share of a call. It ends once, whoever ends it first; with `timeout_s`, by itself."""
+    """State shared by client and server. The first end counts; `timeout_s` ends the call by itself."""
 
     def __init__(self, timeout_s: float | None = None, metadata: Metadata = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -99,25 +99,25 @@ class Exchange:
         self.responses: Pipe[Any] = Pipe()
         self.metadata = metadata
         self.deadline_s = None if timeout_s is None else loop.time() + timeout_s
-        # None while it lasts.
+        # None while the call runs.
         self.status: Status | None = None
-        # Told when the client or the deadline has ended it: the server's work is of no use any more.
+        # Called when the client or the deadline ends the call, so that the server can stop its work.
         self.on_abandoned: Callable[[], object] | None = None
         expired = Status(grpc.StatusCode.DEADLINE_EXCEEDED, f"not finished within {timeout_s} s")
         self._timer = None if timeout_s is None else loop.call_later(timeout_s, self.abandon, expired)
 
     @property
     def time_remaining_s(self) -> float | None:
-        """Until the deadline; None where there is none."""
+        """Seconds until the deadline; None without one."""
         return None if self.deadline_s is None else max(0.0, self.deadline_s - asyncio.get_running_loop().time())
 
     def finish(self, status: Status) -> None:
-        """The server has ended it; its client still reads what was said before."""
+        """End the call on the server's side; queued responses can still be read."""
         if self._end(status):
             self.responses.close()
 
     def abandon(self, status: Status) -> bool:
-        """The client or the deadline has ended it, unless it had ended before: nothing more is heard on either side."""
+        """End the call by the client or deadline, unless it has ended; drops all messages. Returns whether it did."""
         if not self._end(status):
             return False
         self.responses.break_off()

@@ -1,4 +1,4 @@
-"""The serving end of calls in memory: methods as gRPC's generated code registers them, each call a task."""
+"""Server side of in-memory calls: methods as registered by generated code, one task per call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STOPPED = Status(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
 
 
 class InMemoryServer:
-    """Takes servicers from `add_…Servicer_to_server`. Methods are unary, or stream both ways: back ends have no others.
+    """Accepts servicers from `add_…Servicer_to_server`. Methods are unary or bidirectional streams, as ours are.
 
-    Interceptors of a gRPC server look at bytes or at tokens, of which there are none here.
+    gRPC's interceptors check bytes and tokens, which do not exist here.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class InMemoryServer:
         self._is_stopped = False
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Nothing: what generated code registers by name is enough."""
+        """Ignored: methods registered by name suffice."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Serve a service's methods."""
@@ -37,16 +37,16 @@ class InMemoryServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether calls are taken."""
+        """Whether calls are accepted."""
         return not self._is_stopped
 
     @property
     def num_calls(self) -> int:
-        """Calls that last."""
+        """Running calls."""
         return len(self._calls)
 
     def begin(self, method: str, exchange: Exchange) -> None:
-        """Take a call; it is over at once where it cannot be served."""
+        """Start a call; it ends at once if it cannot be served."""
         handler = self._methods.get(method)
         if self._is_stopped:
             exchange.finish(STOPPED)
@@ -59,13 +59,13 @@ class InMemoryServer:
             exchange.on_abandoned = task.cancel
 
     def drop_calls(self) -> None:
-        """End every call, as a connection that is lost does; others are taken."""
+        """End every call, like a lost connection; new calls are accepted."""
         for task, exchange in self._calls.items():
             exchange.finish(STOPPED)
             task.cancel()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, let those that last finish for `grace_s`, then cancel them."""
+        """Accept no more calls, let running ones finish for `grace_s` seconds, then cancel them."""
         self._is_stopped = True
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=grace_s)
@@ -75,7 +75,7 @@ class InMemoryServer:
 
 
 class _Context:
-    """What our servicers use of `grpc.aio.ServicerContext`."""
+    """The part of `grpc.aio.ServicerContext` that our servicers use."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -99,7 +99,7 @@ class _Context:
 
 
 async def _serve(handler: Any, exchange: Exchange) -> None:
-    """Run a method to its end; whatever that is, it becomes the call's status."""
+    """Run a method and set the call's status from its outcome."""
     context = _Context(exchange)
     try:
         if handler.request_streaming:
@@ -108,11 +108,11 @@ async def _serve(handler: Any, exchange: Exchange) -> None:
             request = await exchange.requests.get()
             await context.write(await handler.unary_unary(request, context))
     except (grpc.aio.AbortError, PipeOverError):
-        pass  # it has ended, and has its status
+        pass  # the call has its status
     except asyncio.CancelledError:
         exchange.finish(STOPPED)
         raise
-    except Exception as error:  # as gRPC has it: a bug of a servicer ends its call alone
+    except Exception as error:  # like gRPC: an error of a servicer only ends its call
         logger.exception("a servicer's method failed")
         exchange.finish(Status(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}"))
     else:
@@ -120,7 +120,7 @@ async def _serve(handler: Any, exchange: Exchange) -> None:
 
 
 async def _stream(answer: Any, context: _Context) -> None:
-    """An answer is a coroutine that writes to the context, or a generator of messages."""
+    """Run an answer: a coroutine that writes to the context, or a generator of messages."""
     if not hasattr(answer, "__aiter__"):
         await answer
         return

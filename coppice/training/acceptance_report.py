@@ -1,4 +1,4 @@
-"""Shares of the target's tokens among a drafter's first k children, and the calibrated sigma."""
+"""Fractions of the target's tokens among a drafter's first k children, and calibrated sigmas."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ EVALUATION_ROWS = 48
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReport:
-    """Share of positions whose token is among the first k children, and the calibrated sigma, per temperature.
+    """Fraction of positions whose token is among the first k children, and calibrated sigma, per temperature.
 
-    `sigmas` holds the scale at which softmax((log q + T * G) / sigma) best predicts which child is right: the size of
-    the difference between the drafter's and the target's log-probabilities, where the target goes at that temperature.
+    `sigmas` are the scales at which softmax((log q + T * G) / sigma) best predicts the right child: the size of the
+    difference between the drafter's and the target's log-probabilities on text drawn at that temperature.
     """
 
     within_rank: dict[float, list[float]]
@@ -36,12 +36,12 @@ class AcceptanceReport:
 
     @property
     def by_rank(self) -> list[float]:
-        """Probability that a child is right, by its rank, at the highest temperature: what `Describe` reports."""
+        """Probability that a child is right, by rank, at the highest temperature, as reported by `Describe`."""
         within = self.within_rank[max(self.within_rank)]
         return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
 
     def calibration(self, context: int) -> dict[str, Any]:
-        """What `drafter.json` holds of a small LM that was trained on rows of `context` tokens."""
+        """Contents of `drafter.json` for a small LM trained on rows of `context` tokens."""
         return {
             "sigmas": self.sigmas,
             "acceptance_by_rank": self.by_rank,
@@ -63,8 +63,8 @@ class AcceptanceReport:
 class CoupledPart:
     """Positions of text at one temperature.
 
-    `rows` are the text [rows, tokens]; `noise` [n, V] is what all models add to their log-probabilities there; `right`
-    [n] are the target's tokens, those of its best sums.
+    `rows` are the text [rows, tokens]; `noise` [n, V] is added to all models' log-probabilities; `right` [n] are the
+    target's tokens, the maxima of its sums.
     """
 
     temperature: float
@@ -76,12 +76,12 @@ class CoupledPart:
 def coupled_parts(
     target: PreTrainedModel, rows: dict[float, Tensor], prompt_tokens: int, seed: int
 ) -> Iterator[CoupledPart]:
-    """The target's own continuations, cut into parts, with the noise of each position and the token that it makes.
+    """The target's own continuations, in parts, with each position's noise and resulting token.
 
     Args:
         target: the target.
         rows: per temperature, prompts with the target's continuation [rows, tokens].
-        prompt_tokens: how many tokens of a row are prompt.
+        prompt_tokens: prompt tokens per row.
         seed: seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +96,7 @@ def coupled_parts(
 def measure_acceptance(
     target: PreTrainedModel, drafter: PreTrainedModel, rows: dict[float, Tensor], prompt_tokens: int, seed: int
 ) -> AcceptanceReport:
-    """Compare both models on the target's own continuations; arguments as of `coupled_parts`."""
+    """Compare both models on the target's own continuations; arguments as in `coupled_parts`."""
     hits = {temperature: torch.zeros(RANKS) for temperature in rows}
     likelihoods = {temperature: np.zeros(len(_SIGMAS)) for temperature in rows}
     counts = dict.fromkeys(rows, 0)

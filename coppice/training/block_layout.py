@@ -1,10 +1,10 @@
-"""The layout of a training row for block drafters: the text, then groups of masks that see parts of it.
+"""Layout of a training row for block drafters: text, then groups of masks that see parts of it.
 
 This is SPACE's second layout (Yi et al. 2402.11809, `mask_efficient_train`), with many groups that do not see each
-other. A group stands after an anchor, the token that would be the last committed one: it sees the text up to there.
+other. A group follows an anchor, the token that would be the last committed one: it sees the text up to the anchor.
 
 Axes: R rows, L tokens of a row, G groups, K rows of a group (masks), N = L + G * K, V vocabulary. A block has 1 + K
-tokens: the first is predicted by the anchor's own row, the token after by each of the K.
+tokens: the first is predicted by the anchor's row, the following ones by the K masks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class BlockLayout:
 
     @property
     def predicted(self) -> Tensor:
-        """Where the tokens stand [G, 1 + K] whose logits `run` returns."""
+        """Positions [G, 1 + K] of the tokens whose logits `run` returns."""
         return self.anchors[:, None] + 1 + torch.arange(1 + self.num_masks)
 
     @property
     def visible(self) -> Tensor:
-        """Which rows see which [N, N]."""
+        """Attention mask [N, N]."""
         count = len(self.anchors)
         total = self.length + count * self.num_masks
         visible = torch.zeros(total, total, dtype=torch.bool)
@@ -81,7 +81,7 @@ def random_layout(length: int, groups: int, num_masks: int, sees_all: bool, gene
 
 
 def even_layout(length: int, first: int, groups: int, num_masks: int, sees_all: bool) -> BlockLayout:
-    """The same evenly spaced anchors every time, from `first` on."""
+    """Evenly spaced anchors from `first` on."""
     last = length - num_masks - 2
     anchors = torch.linspace(first, last, groups).long()
     return BlockLayout(length, anchors, num_masks, sees_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Least mask rate whose weight, its inverse, is used as it is: smaller ones would make single groups decide a step.
+# Lowest mask rate whose inverse is used as a weight: lower ones would let single groups dominate a step.
 MIN_RATE = 0.1
 
 
@@ -16,7 +16,7 @@ def position_weights(block: int, decay: float) -> Tensor:
 
 
 def weighted(terms: Tensor, weights: Tensor) -> Tensor:
-    """The mean over groups of terms weighted by position."""
+    """Mean over groups of terms weighted by position."""
     return (terms * weights).sum(-1).mean()
 
 
@@ -26,21 +26,21 @@ def token_terms(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def diffusion_loss(token_losses: Tensor, hidden: Tensor, rates: Tensor) -> Tensor:
-    """The bound of masked diffusion: masked tokens' losses over the rate at which they were masked, per token.
+    """Bound of masked diffusion: losses of masked tokens divided by their mask rate, per token.
 
     Args:
         token_losses: -log q of the true tokens [rows, groups, block].
-        hidden: which of them were masked [rows, groups, block].
-        rates: the probability of that [rows, groups, block].
+        hidden: which tokens were masked [rows, groups, block].
+        rates: their mask rates [rows, groups, block].
     """
     return (token_losses * hidden / rates.clamp_min(MIN_RATE)).mean()
 
 
 def streak_loss(terms: Tensor, token_losses: Tensor, weights: Tensor) -> Tensor:
-    """Streak distillation, the form with cross entropies: sum over j of w_j * term_j.
+    """Streak distillation with cross entropies: sum over j of w_j * term_j.
 
-    w_j is how likely the drafter takes the tokens before the j-th, as they are in the text, without gradient: the
-    chance that the verifier comes as far (Sandler et al. 2511.00606), times the position's own weight.
+    w_j is the drafter's probability of the tokens before the j-th in the text, without gradient (the chance that the
+    verifier gets that far, Sandler et al. 2511.00606), times the position's weight.
     """
     before = torch.cumsum(-token_losses.detach(), -1) + token_losses.detach()
     return weighted(before.exp() * terms, weights)

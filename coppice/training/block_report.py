@@ -1,7 +1,7 @@
-"""Shares of the target's tokens among a block drafter's first children, by place in the block, and calibrated sigmas.
+"""Fractions of the target's tokens among a block drafter's first children, by position in the block, and sigmas.
 
-The text is the target's own. Above temperature 0 the target drew it with noise that was not written down, so that
-noise is drawn anew from what it can have been: Gumbel noise, given that the text's token is the largest.
+The text is the target's own. Above temperature 0 it was drawn with noise that was not recorded; the noise is redrawn
+from its posterior: Gumbel noise, given that the text's token is the largest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from coppice.training.acceptance_report import RANKS, gumbel
 from coppice.training.block_layout import BlockLayout
 
-# Scales that are tried, in even ratios, and the fewest tokens that one is chosen by.
+# Candidate scales, in geometric steps, and fewest tokens to choose one by.
 _SIGMAS = np.geomspace(0.3, 5.0, 24).round(2).tolist()
 _FEWEST = 20
 _ROWS_PER_PART = 8
@@ -25,12 +25,12 @@ _ROWS_PER_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """Per temperature and place in the block: shares of blocks, and the calibrated sigma.
+    """Fractions of blocks and calibrated sigma, per temperature and position in the block.
 
-    `within_rank[T][j][k]`: the target's j-th token is among the first k + 1 children at depth j, whatever stands before
-    it. `sigmas[T][j]`: the scale at which softmax((log q + T * G) / sigma) best predicts the j-th token, where the
-    tokens before it were among the first RANKS children, as those of a tree are. `streaks[T]`: mean number of tokens
-    from the block's first on that are first children.
+    `within_rank[T][j][k]`: the target's j-th token is among the first k + 1 children at depth j, whatever precedes it.
+    `sigmas[T][j]`: the scale at which softmax((log q + T * G) / sigma) best predicts the j-th token, if the tokens
+    before it were among the first RANKS children, as in a tree. `streaks[T]`: mean number of leading tokens of a block
+    that are first children.
     """
 
     within_rank: dict[float, list[list[float]]]
@@ -40,7 +40,7 @@ class BlockReport:
 
     @property
     def by_rank(self) -> list[float]:
-        """Probability that a child of the root is right, by its rank, at the highest temperature."""
+        """Probability that a child of the root is right, by rank, at the highest temperature."""
         within = self.within_rank[max(self.within_rank)][0]
         return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
 
@@ -67,13 +67,13 @@ def measure_blocks(
     layout: BlockLayout,
     seed: int,
 ) -> BlockReport:
-    """Predict blocks, all of them masks, within the target's own text.
+    """Predict fully masked blocks within the target's own text.
 
     Args:
         target: the target, vocabulary V.
-        predict: from text [R, L] the drafter's logits [R, G, 1 + K, at least V] of the layout's blocks.
+        predict: the drafter's logits [R, G, 1 + K, at least V] of the layout's blocks, from text [R, L].
         rows: per temperature, text that the target said at it, at least after the layout's first anchor.
-        layout: where the blocks are.
+        layout: positions of the blocks.
         seed: seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -97,9 +97,9 @@ def measure_blocks(
 
 
 def posterior_noise(logits: Tensor, drawn: Tensor, generator: torch.Generator) -> Tensor:
-    """Gumbel noise [..., V] as it was where the largest of logits + noise was at `drawn` [...].
+    """Gumbel noise [..., V] given that the largest of logits + noise is at `drawn` [...].
 
-    The largest sum has a Gumbel law of its own, and the others have theirs, cut off there.
+    The largest sum is Gumbel distributed, and the others are Gumbel variables truncated there.
     """
     log_probs = logits.log_softmax(-1)
     largest = gumbel(drawn[..., None].shape, generator)
@@ -120,7 +120,7 @@ class _Tally:
         self._counts = np.zeros(block)
 
     def add(self, scores: Tensor, right: Tensor) -> None:
-        """Blocks' scores [blocks, block, V] and the tokens that were right [blocks, block]."""
+        """Add blocks' scores [blocks, block, V] and right tokens [blocks, block]."""
         ranks = (scores > scores.gather(-1, right[..., None])).sum(-1)
         self.blocks += len(ranks)
         self._hits += torch.stack([(ranks <= rank).sum(0) for rank in range(RANKS)], -1)
@@ -142,7 +142,7 @@ class _Tally:
         return self._streak / self.blocks
 
     def sigmas(self) -> list[float]:
-        """The likeliest sigma of each place; that of the place before where too few blocks came so far."""
+        """Likeliest sigma per position; the previous position's if too few blocks got that far."""
         found: list[float] = []
         for place, likelihood in enumerate(self._likelihood):
             enough = self._counts[place] >= _FEWEST or not found

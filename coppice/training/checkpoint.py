@@ -21,11 +21,11 @@ from coppice.training.token_store import TokenStore
 
 
 class Run(Protocol):
-    """A training run that is over."""
+    """A finished training run."""
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """The validation curve: step, training and held-out loss, seconds so far."""
+        """Validation curve: step, training and held-out loss, seconds so far."""
         ...
 
     @property
@@ -79,7 +79,7 @@ def save_checkpoint(
 def write_card(
     out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: Run, extra: str = ""
 ) -> None:
-    """Write `recipe.json`, the validation curve and the card to `out`, where the weights are."""
+    """Write `recipe.json`, the validation curve and the card to `out`, next to the weights."""
     facts = {"title": title, **run_facts(parameters, recipe, store, loop)}
     facts["bits_per_byte"] = facts["held_out_loss"] / math.log(2) / store.held_out_bytes_per_token
     (out / "README.md").write_text(CARD.format(**facts, extra=extra))
@@ -90,9 +90,9 @@ def write_card(
 
 
 def make_readable(directory: Path) -> None:
-    """Give files the permissions of any new one: services that load weights seldom run as the user who trained them.
+    """Give files the default permissions, since services rarely run as the user who trained.
 
-    The safetensors library makes files that only their owner can read, whatever the umask.
+    The safetensors library creates files readable by their owner only, whatever the umask.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -102,7 +102,7 @@ def make_readable(directory: Path) -> None:
 
 
 def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: Run) -> dict[str, Any]:
-    """What every card says of a run: command, data, machine, versions, date and how it ended."""
+    """Facts on every card: command, data, machine, versions, date and final losses."""
     last = loop.curve[-1]
     return {
         "command": "coppice " + shlex.join(sys.argv[1:]),

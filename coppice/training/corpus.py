@@ -1,4 +1,4 @@
-"""The corpus: Python sources that every machine has, split by a hash of the file's name."""
+"""Corpus of Python sources present on every machine, split by a hash of the file name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# One file in HELD_OUT_ONE_IN is never trained on. The split depends on the name alone, so that the same
-# file of another Python version lands on the same side.
+# One file in this many is held out. The split depends on the name only, so versions of a file in different Python
+# releases are on the same side.
 HELD_OUT_ONE_IN = 40
 
-# Machine-written tables, vendored copies and tests full of literals teach a code model little.
+# Machine-written tables, vendored copies and tests full of literals are poor training data.
 SKIPPED_DIRECTORIES = frozenset(
     {"__pycache__", "_vendor", "encodings", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "testing"}
 )
 SKIPPED_SUFFIXES = ("_pb2.py", "_pb2_grpc.py", "_generated.py")
 MIN_FILE_BYTES = 400
 MAX_FILE_BYTES = 200_000
-# Model definitions that are near copies of each other would leak held-out text into training.
+# Near copies of each other, which would leak held-out text into training.
 SKIPPED_FRAGMENTS = ("transformers/models/", "transformers/modeling_", "torch/_inductor/kernel/vendored")
-# No single package may dominate: the rest of its files, in hash order, are left out.
+# Limit per package; further files, in hash order, are skipped.
 MAX_BYTES_PER_PACKAGE = 9_000_000
 
 
@@ -42,7 +42,7 @@ class SourceFile:
 
 
 def name_hash(name: str) -> int:
-    """A hash of a relative file name that is the same on every machine and in every process."""
+    """Hash of a relative file name, equal on all machines and processes."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
@@ -57,7 +57,7 @@ def default_roots() -> list[Path]:
 
 
 def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
-    """All usable files under `roots`, without exact duplicates, in an order that machines agree on.
+    """All usable files under `roots` without duplicates, in an order independent of the machine.
 
     Raises FileNotFoundError if a root is not a directory, or no root holds a usable file.
     """
@@ -74,7 +74,7 @@ def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
 
 
 def corpus_digest(files: Iterable[SourceFile]) -> str:
-    """A hash of all names and texts, in their order."""
+    """Hash of all names and texts, in order."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(hashlib.sha256(file.name.encode()).digest() + hashlib.sha256(file.text.encode()).digest())

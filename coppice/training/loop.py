@@ -18,9 +18,9 @@ from coppice.training.muon import Float32Muon
 
 
 def training_dtype(device_type: str = "cpu") -> torch.dtype:
-    """bfloat16 where the processor multiplies it, float32 where that would be emulated, four to five times slower.
+    """bfloat16 if the processor has instructions for it, else float32, since emulation is four to five times slower.
 
-    So a run is a function of its settings, its seed and the kind of processor.
+    So a run is a function of its settings, its seed and the type of processor.
     """
     if device_type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return torch.bfloat16
@@ -65,7 +65,7 @@ class Cycles:
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    """How a run is paced: when it evaluates, saves, and where it keeps its state."""
+    """Pace of evaluation and saving, and the directory of a run's state."""
 
     schedule: Schedule | Cycles
     state_dir: Path

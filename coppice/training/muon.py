@@ -1,4 +1,4 @@
-"""Muon in the precision that a machine multiplies in: torch's own always computes in bfloat16."""
+"""Muon in float32, for processors without bfloat16 instructions: torch's own always computes in bfloat16."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of updates as long as AdamW's.
+# RMS of an update, to match AdamW's.
 _RMS_OF_ADAMW = 0.2
 
 
 class Float32Muon(torch.optim.Muon):
-    """`torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, whose updates are made orthogonal in float32.
+    """`torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, with updates orthogonalised in float32.
 
     In bfloat16 that takes forty times as long on a CPU that has to emulate it: longer than the model's own step.
     State and settings are torch's, so that a saved state fits both.

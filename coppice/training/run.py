@@ -33,7 +33,7 @@ def load_target(directory: Path, dtype: torch.dtype | None = None) -> tuple[PreT
 
 @contextlib.contextmanager
 def reading_from(directory: Path) -> Iterator[None]:
-    """What transformers raises for a directory without a model becomes one IncompatibleError, which names it."""
+    """Turn transformers' errors for an unusable directory into an IncompatibleError that names it."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

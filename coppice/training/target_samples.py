@@ -17,15 +17,15 @@ from coppice.training.state import whole_file
 from coppice.training.teacher import TaughtRows, teach
 from coppice.training.token_store import TokenArray, TokenStore
 
-# Share of the rows drawn at each temperature; 0 is greedy. Greedy output of a small model loops, so it is the least.
+# Fractions of rows by temperature; 0 is greedy. Greedy output of small models loops, so it has the least.
 TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))
 
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """How many continuations there are, and how long prompt and continuation are, in tokens."""
+    """Number of continuations, and lengths of prompt and continuation in tokens."""
 
-    # Rows must be as long as the contexts that the drafter will meet: beyond what it has seen, it guesses badly.
+    # Rows as long as contexts in use: beyond trained lengths, drafters guess badly.
     rows: int = 3072
     batch: int = 64
     prompt_tokens: int = 256
@@ -33,7 +33,7 @@ class SampleShape:
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """Tokens per row."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -41,9 +41,9 @@ class SampleShape:
 def sample_target(
     target: PreTrainedModel, corpus: TokenArray, shape: SampleShape, seed: int, cache: Path
 ) -> npt.NDArray[np.int64]:
-    """Continue random windows of `corpus` with the target: token ids [rows, length].
+    """Continue random windows of `corpus` with the target; returns token ids [rows, length].
 
-    Every batch is a function of (seed, its number) and is kept under `cache`, so that an interrupted run goes on.
+    Batches are functions of (seed, number) and stored under `cache`, so interrupted runs can resume.
     """
     cache.mkdir(parents=True, exist_ok=True)
     batches = []
@@ -72,7 +72,7 @@ def _sample_batch(
 def continue_prompts(
     target: PreTrainedModel, prompts: torch.Tensor, new_tokens: int, temperature: float
 ) -> npt.NDArray[np.uint16]:
-    """`prompts` [rows, tokens] and what the target says after them; end-of-text is a token like any other."""
+    """`prompts` [rows, tokens] with the target's continuations; end-of-text is a regular token."""
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0, **sampling)
     prompts = prompts.to(target.device)
@@ -87,7 +87,7 @@ def continue_prompts(
 
 @dataclass(frozen=True)
 class OwnText:
-    """`samples` [rows, length] are the target's own, `windows` [rows, length] the corpus's; `taught` has both."""
+    """`samples` [rows, length] drawn by the target, `windows` [rows, length] of the corpus; `taught` covers both."""
 
     samples: Tensor
     windows: Tensor
@@ -105,9 +105,9 @@ class OwnText:
         *,
         with_states: bool = False,
     ) -> Self:
-        """Sample the target, draw windows of the corpus, and run the target over both, or go on where a run ended.
+        """Sample the target, draw windows of the corpus, and run the target over both; resumes an interrupted run.
 
-        `with_states`: the target's hidden states are kept, too.
+        `with_states` also keeps the target's hidden states.
         """
         samples = torch.from_numpy(sample_target(target, store.train, shape, seed, cache / "samples"))
         windows = store.training_batch(seed, 0, corpus_rows, shape.length)

@@ -1,4 +1,4 @@
-"""The target's likeliest tokens at every position of the training text, and its last states; computed once and kept."""
+"""The target's likeliest tokens, and hidden states, at every position of the training text; computed once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from coppice.training.state import whole_file
 
-# Tokens kept per position; the rest of the probability is one lump. At temperature 1 every twelfth token of the
-# target is not among its 32 likeliest, and a drafter that never learned their order cannot propose it.
+# Tokens kept per position; the others are lumped together. At temperature 1 every twelfth token of the target is not
+# among its 32 likeliest, and a drafter that never learned their order cannot propose it.
 TOP = 128
 _ROWS_PER_CHUNK = 64
 _SMALLEST = 1e-7
@@ -27,7 +27,7 @@ _SMALLEST = 1e-7
 
 @contextmanager
 def noted_states(target: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """While it is entered, every forward's states [rows, length, hidden] in bfloat16 are appended to the list."""
+    """Collect the states [rows, length, hidden] of every forward pass, in bfloat16, while the context is open."""
     seen: list[Tensor] = []
     layer: Any = target.get_output_embeddings()
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().bfloat16()))
@@ -39,16 +39,16 @@ def noted_states(target: PreTrainedModel) -> Iterator[list[Tensor]]:
 
 @torch.inference_mode()
 def states_of(target: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    """The states [rows, length, hidden] in bfloat16 of a text [rows, length]."""
+    """States [rows, length, hidden] of a text [rows, length], in bfloat16."""
     with noted_states(target) as seen:
         target(input_ids=token_ids, use_cache=False)
     return seen[0]
 
 
 def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
-    """For every token the state that it was drawn from [rows, length, hidden]; zeros in the prompt.
+    """State that each token was drawn from [rows, length, hidden]; zeros in the prompt.
 
-    The first token of a row, after nothing, has none either.
+    The first token of a row has none.
     """
     drawn_from = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
     drawn_from[:, :prompt_tokens] = 0
@@ -57,10 +57,10 @@ def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TaughtRows:
-    """Text with the target's view of it.
+    """Text with the target's distributions.
 
-    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the token after each one, and
-    so do `states` [rows, length, hidden], the hidden states in bfloat16, where they were asked for.
+    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the next token, as do
+    `states` [rows, length, hidden], bfloat16 hidden states, if kept.
     """
 
     token_ids: Tensor
@@ -72,22 +72,22 @@ class TaughtRows:
         return len(self.token_ids)
 
     def batch(self, rows: int, seed: int, step: int) -> TaughtRows:
-        """Random rows; a function of (seed, step) alone."""
+        """Random rows, as a function of (seed, step)."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         chosen = torch.randint(len(self), (rows,), generator=generator)
         return self.part(chosen)
 
     def part(self, rows: Tensor | slice) -> TaughtRows:
-        """Some of the rows, as they are computed with."""
+        """A subset of the rows, in data types for computation."""
         states = None if self.states is None else self.states[rows]
         return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float(), states)
 
 
 @torch.inference_mode()
 def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_states: bool = False) -> TaughtRows:
-    """Run the target over `token_ids` [rows, length]; chunks are kept under `cache`, so a killed run goes on."""
+    """Run the target over `token_ids` [rows, length]; chunks are stored under `cache`, so interrupted runs resume."""
     cache.mkdir(parents=True, exist_ok=True)
-    # States are noted on the way, which compiled passes do not do.
+    # Compiled passes do not run the hook that records states.
     model = torch.compile(target, dynamic=False) if shutil.which("g++") and not with_states else target
     chunks = []
     states: list[Tensor] = []
@@ -125,7 +125,7 @@ def full_distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total
 
 
 def distillation_loss(student_logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, total_variation: float) -> Tensor:
-    """The mean over positions of `distillation_terms`."""
+    """Mean over positions of `distillation_terms`."""
     return distillation_terms(student_logits, top_ids, top_log_probs, total_variation).mean()
 
 

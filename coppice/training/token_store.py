@@ -30,14 +30,14 @@ class TokenStore:
 
     @property
     def held_out_bytes_per_token(self) -> float:
-        """Bytes of held-out text per token: turns nats per token into bits per byte."""
+        """Bytes of held-out text per token, to convert nats per token into bits per byte."""
         return self.held_out_bytes / len(self.held_out)
 
     @classmethod
     def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase, cache: Path) -> Self:
-        """Tokenize `files`, or read what an earlier run cached under `cache`.
+        """Tokenize `files`, or load them from `cache`.
 
-        Raises IncompatibleError if all files are of one split, or the vocabulary is too large for what ids are kept in.
+        Raises IncompatibleError if all files are of one split, or the vocabulary exceeds 16-bit ids.
         """
         path = cache / "tokens.npz"
         if not path.exists():
@@ -56,7 +56,7 @@ class TokenStore:
         return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
 
     def training_batch(self, seed: int, step: int, rows: int, length: int) -> torch.Tensor:
-        """Random windows [rows, length]; a function of (seed, step), so that a resumed run repeats none.
+        """Random windows [rows, length], as a function of (seed, step), so a resumed run continues correctly.
 
         Raises IncompatibleError if there is too little text for a row.
         """
@@ -66,7 +66,7 @@ class TokenStore:
         return torch.from_numpy(np.stack([self.train[s : s + length] for s in starts]).astype(np.int64))
 
     def held_out_batches(self, windows: int, rows: int, length: int) -> list[torch.Tensor]:
-        """The same evenly spaced held-out windows every time, as batches [rows, length].
+        """Evenly spaced held-out windows, always the same, as batches [rows, length].
 
         Raises IncompatibleError if there is too little text for a row.
         """

@@ -1,4 +1,4 @@
-"""A trained transition: the token before says something of the next one, which masks cannot know."""
+"""Trained transition: the previous token's contribution to the next token's scores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import PreTrainedModel
 
 
 class TrainedTransition(nn.Module):
-    """A score for each pair of neighbours, of low rank: from a model's own embeddings of both.
+    """Low-rank scores of pairs of neighbouring tokens, from a model's embeddings of both.
 
-    Begins as nothing. Both sides are tables once it is trained, so that a pair costs a product of `rank` numbers.
+    Initially zero. After training both sides are tables, so a pair costs a product of `rank` numbers.
     """
 
     def __init__(self, model: PreTrainedModel, rank: int, generator: torch.Generator, num_tokens: int = 0) -> None:
-        """Knows the first `num_tokens` of the model's vocabulary; 0 for all."""
+        """Covers the first `num_tokens` of the model's vocabulary; 0 for all."""
         super().__init__()
         embed: Any = model.get_input_embeddings()
         output: Any = model.get_output_embeddings()
-        # In a tuple, so that the model's parameters are none of ours; they may go on learning.
+        # In a tuple, so that the model's parameters are not registered here; they may be trained elsewhere.
         self._layers = (embed, output)
         self._num_tokens = num_tokens or len(embed.weight)
         before, behind = (layer.weight.shape[1] for layer in self._layers)
@@ -36,6 +36,6 @@ class TrainedTransition(nn.Module):
 
 
 def even_rows(table: Tensor) -> Tensor:
-    """Rows of the same size, an embedding's numbers being about 1 each; they are not to learn by this."""
+    """Rows normalised to RMS 1, without gradient."""
     rows = table.detach().float()
     return rows / rows.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6)

@@ -1,4 +1,4 @@
-"""Shares of the target's tokens among the first children of any of several drafters."""
+"""Fractions of the target's tokens among the first children of several drafters together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from coppice.training.acceptance_report import continuation_log_probs, coupled_p
 
 @dataclass(frozen=True, slots=True)
 class UnionReport:
-    """Shares of positions, by temperature and number of drafters.
+    """Fractions of positions, by temperature and number of drafters.
 
-    `within_any[temperature][n - 1]` is the share where the target's token is among the first `children` of any of the
-    first n drafters, `within_first[temperature][n - 1]` where it is among the first n x `children` of the first one,
-    which are no fewer rows.
+    `within_any[temperature][n - 1]`: the target's token is among the first `children` of any of the first n drafters;
+    `within_first[temperature][n - 1]`: it is among the first n x `children` of the first one, at no fewer rows.
     """
 
     children: int
@@ -26,7 +25,7 @@ class UnionReport:
     within_first: dict[float, list[float]]
 
     def table(self, names: Sequence[str]) -> str:
-        """A Markdown table; `names` are those of the drafters."""
+        """Markdown table with the given names of drafters."""
         header = "| temperature | |" + "".join(f" {'+ ' if at else ''}{name} |" for at, name in enumerate(names))
         lines = [header, "|---" * (len(names) + 2) + "|"]
         for temperature in self.within_any:
@@ -47,15 +46,15 @@ def measure_union(
     seed: int,
     children: int,
 ) -> UnionReport:
-    """Compare drafters on the target's own continuations, all with the same noise.
+    """Compare drafters on the target's own continuations, with the same noise.
 
     Args:
         target: the target.
-        drafters: the first one, and those that were trained to add to it, in order.
+        drafters: the first drafter, then those trained to complement it, in order.
         rows: per temperature, prompts with the target's continuation [rows, tokens].
-        prompt_tokens: how many tokens of a row are prompt.
+        prompt_tokens: prompt tokens per row.
         seed: seed of the noise.
-        children: of each drafter at each position.
+        children: children per drafter and position.
     """
     within_any = {temperature: torch.zeros(len(drafters)) for temperature in rows}
     within_first = {temperature: torch.zeros(len(drafters)) for temperature in rows}

@@ -1,4 +1,4 @@
-"""The kinds of drafters, a folder each; `base` is their contract, `kinds` their list, `registry` loads one.
+"""Kinds of drafters, one folder each; `base` has their interface, `kinds` the list, `registry` loads one.
 
 For `drafter_svc.session` and `drafter_svc.app`.
 """

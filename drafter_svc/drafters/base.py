@@ -1,4 +1,4 @@
-"""The contract of a drafter kind. All of it but `info` and counts belongs to the model thread alone."""
+"""Interface of drafter kinds. All but `info` and counts is for the model thread only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from coppice.core.tree import TokenTree
 from drafter_svc.model.prefix_blocks import PrefixBlocks
 
 if TYPE_CHECKING:
-    # Not loaded before the service has set its niceness: NumPy starts threads.
+    # Not loaded before niceness is set: NumPy starts threads.
     from drafter_svc.search.joint_passes import JointPasses
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """What a drafter is and what it needs.
+    """Properties and requirements of a drafter.
 
-    `max_length` is the longest prompt, in tokens, that it takes; 0 for any. `acceptance_by_rank` is the calibrated
-    probability that a child is right, by its rank among its siblings; empty when it was not measured. With
-    `drafts_ahead` its sequences are to be told what is being verified.
+    `max_length` is the longest prompt in tokens; 0: any. `acceptance_by_rank` is the calibrated probability that a
+    child is right, by rank among its siblings; empty if not measured. With `drafts_ahead` it wants to know the tree
+    under verification.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class DrafterInfo:
 
 @dataclass(frozen=True, slots=True)
 class AheadDraft:
-    """A tree behind an outcome that is not known yet: the tokens that it assumes committed, and how likely they are."""
+    """A tree after an outcome that is not known yet: assumed tokens and their path log-probability."""
 
     assumed: tuple[int, ...]
     log_prob: float
@@ -45,30 +45,29 @@ class AheadDraft:
 
 
 class DraftSequence(Protocol):
-    """A drafter's state behind one sequence."""
+    """A drafter's state of one sequence."""
 
     def extend(self, token_ids: Sequence[int], features: bytes) -> None:
-        """Take in committed tokens (ids in the vocabulary), with the target's hidden states where it needs them."""
+        """Add committed tokens (ids in the vocabulary), with the target's hidden states if needed."""
         ...
 
     def read(self, max_pieces: int) -> int:
-        """Read from a long prompt what costs nothing, and at most `max_pieces` pieces that have to be computed.
+        """Read cached pieces of a long prompt, and compute at most `max_pieces` others.
 
-        Returns how many pieces are left to be computed before a draft is a short piece of work. It may be asked for all
-        the same, and reads them then.
+        Returns the pieces left to compute before a draft is a short job; a draft may still be requested, and reads
+        them.
         """
         ...
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
-        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context.
+        """Best tree of at most `max_nodes` nodes after the committed tokens; empty beyond the context.
 
-        The target computes the rows of root and nodes in multiples of `row_multiple`: what would be padding costs
-        nothing as a node.
+        The target pads rows (root and nodes) to multiples of `row_multiple`, so nodes in place of padding are free.
         """
         ...
 
     def prepare(self) -> bool:
-        """A short piece of work that makes the next draft faster; called after a tree was sent, while nothing waits.
+        """Do a short job that speeds up the next draft; called after a tree was sent, while the thread is idle.
 
         Returns whether there is more to prepare.
         """
@@ -77,19 +76,19 @@ class DraftSequence(Protocol):
 
 @runtime_checkable
 class AheadSequence(DraftSequence, Protocol):
-    """A sequence that drafts ahead, in `prepare`, once it knows what is being verified."""
+    """A sequence that drafts ahead, in `prepare`, given the tree under verification."""
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it does now: it may be switched off."""
+        """Whether drafting ahead is on."""
         ...
 
     def expect(self, tree: TokenTree) -> None:
-        """This tree is being verified behind the committed tokens."""
+        """Report the tree under verification after the committed tokens."""
         ...
 
     def ahead(self) -> tuple[AheadDraft, ...]:
-        """Trees behind likely outcomes of the expected tree, likeliest first: once, when all are made; else none."""
+        """Trees after likely outcomes of the expected tree, likeliest first: once, when all are ready; else empty."""
         ...
 
 
@@ -97,47 +96,47 @@ class Drafter(Protocol):
     """A loaded drafter."""
 
     info: DrafterInfo
-    # What it keeps of prompts, for those that begin alike.
+    # Cached prompt prefixes.
     prefixes: PrefixBlocks
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
-        """Start a sequence behind a prompt of 1 to `info.max_length` token ids, or any number where that is 0.
+        """Open a sequence with a prompt of 1 to `info.max_length` token ids (any number if that is 0).
 
-        What it reads of the prompt is shared with sequences of the same salt alone.
+        Cached prefixes are only shared with sequences of the same salt.
         """
         ...
 
     def warm_up(self) -> None:
-        """Run once whatever is slow the first time."""
+        """Run all code paths that are slow on first use."""
         ...
 
 
 @runtime_checkable
 class JointDrafter(Drafter, Protocol):
-    """A drafter that can make drafts of several sequences at a time."""
+    """A drafter that can draft for several sequences in joint passes."""
 
-    # None where it makes them one after another.
+    # None if drafts are made one after another.
     joint: JointPasses[Any] | None
 
 
 @runtime_checkable
 class DenoisingDrafter(Drafter, Protocol):
-    """A drafter that fills blocks of masks, in as many passes as a request wants."""
+    """A drafter that denoises blocks of masks in a requested number of passes."""
 
     def open_denoising(
         self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
     ) -> DraftSequence:
-        """As `open`, with the numbers of steps and tokens that the request names, as far as the drafter lets it."""
+        """Like `open`, with the requested steps and block size, within the drafter's limits."""
         ...
 
 
 @runtime_checkable
 class SamplingDrafter(Drafter, Protocol):
-    """A drafter that also draws sampled trees, for traversal verification."""
+    """A drafter that can also sample trees, for traversal verification."""
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
-        """As `open`, with a temperature above 0, for drafts that carry the distributions that they were drawn from.
+        """Like `open`, at a temperature above 0, for drafts with the distributions they were drawn from.
 
-        What they are drawn with is a function of the seed and the committed length, and independent of the noise.
+        Draws are a function of the seed and the committed length, independent of the noise.
         """
         ...

@@ -1,9 +1,9 @@
-"""The drafter kinds, and the module of each: it has `load(config) -> Drafter`, and is imported on use."""
+"""Drafter kinds and their modules, imported on use; each has `load(config) -> Drafter`."""
 
 from __future__ import annotations
 
-# A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
-# it can have all of them; so are the two forms of semi-autoregressive drafters.
+# A request uses one drafter per kind. Boosted small LMs, which complement each other, are kinds of their own so that a
+# request can use all of them; so are the two forms of semi-autoregressive drafters.
 MAX_BOOSTED = 4
 SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
 KINDS = {

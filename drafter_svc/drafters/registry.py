@@ -1,4 +1,4 @@
-"""Builds the drafter of a configuration."""
+"""Construction of the configured drafter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_drafter(config: DrafterConfig) -> Drafter:
-    """Build the drafter that the configuration names.
+    """Load the configured drafter.
 
     Raises:
-        UnsupportedError: there is no such kind.
+        UnsupportedError: the kind does not exist.
         IncompatibleError: the checkpoint cannot be used by this kind.
         OSError, ValueError: the checkpoint cannot be read.
     """

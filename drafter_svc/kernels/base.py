@@ -1,4 +1,4 @@
-"""Request and result of a search for a whole tree in one forward call."""
+"""Request and result of a whole tree search in one forward call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ IntArray = npt.NDArray[np.int64]
 
 
 class WholeSearch(NamedTuple):
-    """A search behind the last committed token, for requests whose scores are logits plus noise.
+    """A search after the last committed token, for requests whose scores are logits plus noise.
 
-    `unread` are the committed tokens that the cache has no rows for yet, at most the forward's `max_unread`: they are
-    read first. Where there are none, `root` holds the children behind the last committed token; else it is None.
-    `noise` [1 + steps, vocab] is added to the logits of the last committed token and of nodes at depth 1, 2, ...; it
-    has no rows without temperature. `sigma` is the coupling's scale, `max_children` the most children of one node
-    that are looked at.
+    `unread` are committed tokens without cached rows, at most the forward's `max_unread`, to be read first. Without
+    any, `root` has the children of the last committed token; otherwise it is None. `noise` [1 + steps, vocab] is added
+    to the logits of the last committed token and of nodes at depth 1, 2, ...; it has no rows at temperature 0. `sigma`
+    is the coupling's scale, `max_children` the most children per node.
     """
 
     unread: Sequence[int]
@@ -33,10 +32,10 @@ class WholeSearch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The tree, as `TokenTree` has it, the root's children, and the rows that were computed for the tree, in order.
+    """The tree in `TokenTree`'s form, the root's children, and the rows computed for the tree, in order.
 
-    The rows of unread tokens come before those of the tree. Of `child_token_ids` and `child_log_probs`
-    [rows, max_children] the first `child_counts` of each row count.
+    Rows of unread tokens precede those of the tree. Of `child_token_ids` and `child_log_probs` [rows, max_children] the
+    first `child_counts` entries of each row are valid.
     """
 
     token_ids: IntArray

@@ -1,4 +1,4 @@
-"""A bound on the cached tokens of all sequences together. The model thread's own, but for the numbers."""
+"""Limit on cached tokens of all sequences together. For the model thread, except for the counts."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from weakref import WeakKeyDictionary, WeakSet
 
 @runtime_checkable
 class CachingSequence(Protocol):
-    """A sequence that keeps what it has read."""
+    """A sequence with a KV cache."""
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose keys and values it keeps, those of trees among them."""
+        """Cached tokens, those of trees included."""
         ...
 
     def forget(self) -> None:
-        """Keep nothing; what is needed is read again before the next draft."""
+        """Drop the cache; needed tokens are read again before the next draft."""
         ...
 
 
 class CacheBudget:
-    """Has the sequences forget that were worked for longest ago, while all together keep more than `max_tokens`.
+    """Drops the caches of the least recently used sequences while all together exceed `max_tokens`; 0: no limit.
 
-    Sequences that have ended count no more, and none is kept alive. With 0 there is no limit.
+    Holds weak references only: ended sequences do not count.
     """
 
     def __init__(self, max_tokens: int = 0) -> None:
         self._max_tokens = max_tokens
-        # From the one that was worked for longest ago to the latest.
+        # Least recently used first.
         self._sizes: WeakKeyDictionary[CachingSequence, int] = WeakKeyDictionary()
-        # Those that were made to forget, and nothing was read or drafted for since.
+        # Sequences whose cache was dropped and not used since.
         self._forgetful: WeakSet[CachingSequence] = WeakSet()
-        # As of the last work, and how often a sequence was made to forget.
+        # As of the last use; and number of dropped caches.
         self.num_tokens = 0
         self.num_forgotten = 0
         self._is_held = False
 
     def note(self, sequence: object) -> None:
-        """Something was read or drafted for this sequence, which is not the one to forget."""
+        """Record the use of a sequence, whose cache is kept."""
         if not isinstance(sequence, CachingSequence):
             return
         self._forgetful.discard(sequence)
@@ -51,13 +51,13 @@ class CacheBudget:
             self._make_room()
 
     def has_forgotten(self, sequence: object) -> bool:
-        """Whether this sequence was made to forget, and nothing was read or drafted for it since."""
-        # What keeps nothing may well not be hashable, either.
+        """Whether this sequence's cache was dropped and not used since."""
+        # Other sequences need not be hashable.
         return isinstance(sequence, CachingSequence) and sequence in self._forgetful
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While drafts are made for several sequences nobody has to forget, and room is made when they are made."""
+        """Postpone evictions while the context is open, for joint drafts."""
         self._is_held = True
         try:
             yield

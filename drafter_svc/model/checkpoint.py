@@ -1,4 +1,4 @@
-"""Loading a drafter's checkpoint and choosing the fastest forward pass that gives the model's own logits."""
+"""Loading a drafter's checkpoint, and choice of the fastest forward pass with the model's own logits."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from drafter_svc.model.tree_cache import FloatArray, Forward, TreeCache
 logger = logging.getLogger(__name__)
 
 CALIBRATION_FILE = "drafter.json"
-# Largest accepted difference between two ways to the same logits, relative to the largest logit (at least 1).
+# Largest accepted difference of logits, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 INT8_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured about a checkpoint.
+    """Measurements of a checkpoint.
 
-    `sigmas` are pairs of a temperature and the scale of the log-probability errors there, in nats, coldest first.
-    `context` is the number of tokens that it is good for; 0 where nobody said.
+    `sigmas` are pairs of temperature and scale of log-probability errors, in nats, lowest temperature first. `context`
+    is the number of tokens that it was trained for; 0 if unknown.
     """
 
     sigmas: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
@@ -52,16 +52,16 @@ class Calibration:
     context: int = 0
 
     def sigma_at(self, temperature: float) -> float:
-        """Sigma at a temperature, straight between two that were measured and the nearest one beyond them."""
+        """Sigma at a temperature, interpolated linearly; the nearest one beyond those measured."""
         temperatures, sigmas = zip(*self.sigmas, strict=True)
         return float(np.interp(temperature, temperatures, sigmas))
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that DEVICE names.
+    """Device of the setting DEVICE.
 
     Raises:
-        IncompatibleError: it is not there.
+        IncompatibleError: the device does not exist.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
@@ -72,12 +72,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(reference: str, device: torch.device) -> PreTrainedModel:
-    """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
+    """Load the model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
-        IncompatibleError: there is no such checkpoint, it could carry code, or it is no causal language model that can
-            be loaded here; its tensors are damaged, are not those of its model, or hold NaN or infinity; or, where it
-            has layers alone, the embeddings are not those that it was made with.
+        IncompatibleError: the checkpoint does not exist, could carry code, or is not a supported causal language model;
+            its tensors are damaged, do not match the model, or are not finite; or it has layers alone and belongs to
+            other embeddings.
     """
     refuse_unsuitable(reference, transformers, LAYERS_FILE if has_layers_alone(reference) else WEIGHTS_FILE)
     transformers_logging.disable_progress_bar()
@@ -99,7 +99,7 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     except MemoryError:
         raise
     except Exception as error:
-        # Of many kinds, by what does not fit.
+        # Of many types, by the cause.
         raise refusal_of(reference, error) from error
     model, found = read
     tensors: dict[str, Any] = model.state_dict()
@@ -112,10 +112,10 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
 
 
 def load_fingerprint(reference: str) -> str:
-    """The fingerprint of a checkpoint's tokenizer.
+    """Fingerprint of a checkpoint's tokenizer.
 
     Raises:
-        IncompatibleError: the checkpoint has no tokenizer whose rules can be compared, or a damaged one.
+        IncompatibleError: the tokenizer is missing, damaged, or cannot be compared.
     """
     reference = base_of(reference)
     refuse_without_tokenizer(reference)
@@ -125,7 +125,7 @@ def load_fingerprint(reference: str) -> str:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(reference, trust_remote_code=False)
     except Exception as error:
-        # Of many kinds, by what is wrong with it.
+        # Of many types, by the cause.
         raise IncompatibleError(f"the tokenizer of {reference} cannot be loaded: {reason_of(error)}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -134,10 +134,10 @@ def load_fingerprint(reference: str) -> str:
 
 
 def load_calibration(reference: str) -> Calibration:
-    """What `drafter.json` in a checkpoint directory says; defaults where there is none.
+    """Read `drafter.json` of a checkpoint directory; defaults without it.
 
     Raises:
-        IncompatibleError: the file is not what it should be.
+        IncompatibleError: the file is invalid.
     """
     path = Path(reference) / CALIBRATION_FILE
     if not path.is_file():
@@ -157,7 +157,7 @@ def load_calibration(reference: str) -> Calibration:
 
 
 def choose_forward(model: PreTrainedModel) -> Forward[Any]:
-    """The first of lean, cached and plain whose logits on a small tree agree with the model run plainly."""
+    """The first of the lean, cached and plain forwards whose logits on a small tree agree with the plain model's."""
     plain = PlainForward(model)
     expected = probe(plain)
     bound = TOLERANCES.get(model.dtype, 1e-3) * max(1.0, float(np.abs(expected).max()))
@@ -168,7 +168,7 @@ def choose_forward(model: PreTrainedModel) -> Forward[Any]:
         try:
             forward: Forward[Any] = _build(kind, model)
             deviation = float(np.abs(probe(forward) - expected).max())
-        # What models raise when they do not take our mask or cache; anything else is our own mistake.
+        # Errors of models that do not accept our mask or cache; others are bugs of ours.
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
             logger.warning("%s does not work for this model: %s", kind.__name__, error)
             continue
@@ -181,15 +181,15 @@ def choose_forward(model: PreTrainedModel) -> Forward[Any]:
 
 
 def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: FloatArray) -> Forward[Any]:
-    """The same pass with compiled 8-bit steps for few rows, where that works and stays close; else the one given.
+    """The pass with compiled 8-bit steps for few rows, if that works and is close enough; else the given one.
 
-    Drafts are hints: a logit that is off by a few hundredths may cost a little acceptance, never a token.
+    Drafts are hints: a logit off by a few hundredths may cost a little acceptance, never a wrong token.
     """
     if not isinstance(forward, LlamaForward) or model.dtype != torch.float32 or model.device.type != "cpu":
         return forward
     assert isinstance(model, LlamaForCausalLM)
     bound = INT8_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    # A compiler that is missing, too old for this numpy, or has no code for this machine must not stop us.
+    # A missing or unsuitable compiler must not stop the service.
     try:
         for way in compiled_ways():
             compiled = LlamaForward(model, way)
@@ -198,16 +198,16 @@ def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: Floa
                 logger.info("compiled draft steps (%s), off by at most %.2g", way, deviation)
                 return compiled
             logger.warning("compiled draft steps (%s) are off by %.2g, more than %.2g", way, deviation, bound)
-    except Exception as error:  # noqa: BLE001  as said above
+    except Exception as error:  # noqa: BLE001  see above
         logger.warning("compiling draft steps failed: %s", error)
     logger.warning("draft steps are not compiled and slower")
     return forward
 
 
 def probe(forward: Forward[Any]) -> FloatArray:
-    """Logits [rows, vocab] of a short prompt, a tree behind it, and what follows when part of the tree is kept."""
+    """Logits [rows, vocab] of a short prompt, a tree after it, and of the continuation after keeping part of it."""
     tokens = np.random.default_rng(0).integers(0, forward.vocab_size, 16).tolist()
-    # Siblings must differ.
+    # Siblings must have different tokens.
     first, second = 0, 1
     cache = TreeCache(forward)
     logits = [cache.extend(tokens[:6])[None]]

@@ -1,12 +1,12 @@
-"""The part of a sequence that a drafter reads: all of it or, of a long one, its first tokens and its latest.
+"""The part of a sequence that a drafter reads: everything, or the first and the latest tokens of a long one.
 
-A drafter's context may be smaller than the target's, which sees everything anyhow (the part of HIPPO, 2601.08273, that
-needs no target). The first tokens stay, since attention leans on them (StreamingLLM, 2309.17453). Places are counted
-anew behind what was left out: a drafter that was trained on short rows guesses behind a long prompt as behind a short
-one, and a prompt of any length costs no more to read than the context.
+A drafter's context may be smaller than the target's, which verifies with everything (the target-free part of HIPPO,
+2601.08273). The first tokens stay as attention sinks (StreamingLLM, 2309.17453). Positions are renumbered after the
+gap: a drafter trained on short rows then drafts as well after a long prompt as after a short one, and any prompt costs
+at most a context to read.
 
-Where the latest tokens begin moves in steps that are counted from the sequence's start. Long prompts that begin alike
-and are about as long thus keep the same tokens up to where they differ, which one of them alone has to read.
+The start of the latest tokens moves in steps counted from the sequence's start, so long prompts of similar length with
+the same beginning keep the same tokens up to their difference, and share cached prefixes.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Sequence
 
 # First tokens that stay.
 SINKS = 4
-# Of a context that has become full, the share that is left out in one step. About that much room is left for further
-# tokens, half a step more or less: the more it is, the less often the context is read again.
+# Fraction of a full context that is dropped per step. About that much room is left for further tokens, half a step more
+# or less: larger steps re-read the context less often.
 STEP_SHARE = 0.25
-# Below this, the first tokens would be most of it.
+# Below this, the first tokens would dominate.
 LEAST_CONTEXT = 4 * SINKS
 
 
 class DraftContext:
-    """The tokens of one sequence that its drafter knows.
+    """Tokens of one sequence that its drafter knows.
 
-    `length` counts all of the sequence's, `unread` are those that the drafter's cache has not seen.
+    `length` counts all tokens of the sequence; `unread` are those not in the drafter's cache.
     """
 
     def __init__(self, prompt: Sequence[int], max_tokens: int = 0) -> None:
-        """A context that grows beyond `max_tokens` is cut back; with 0 it grows with the sequence.
+        """A context that exceeds `max_tokens` is cut back; 0: no limit.
 
         Raises:
-            ValueError: there is no room for a context that could be cut back.
+            ValueError: `max_tokens` is too small for a context.
         """
         if 0 < max_tokens < LEAST_CONTEXT:
             raise ValueError(f"a context has at least {LEAST_CONTEXT} tokens, got {max_tokens}")
         self._max_tokens = max_tokens
-        # Those that are known: some may have to be read again.
+        # Known tokens, some of which may have to be read again.
         self._known: list[int] = []
         self._num_left_out = 0
         self.length = 0
@@ -46,11 +46,11 @@ class DraftContext:
 
     @property
     def size(self) -> int:
-        """Tokens that are known, read or not: the place of the next one."""
+        """Known tokens, read or not: the position of the next one."""
         return self.length - self._num_left_out
 
     def extend(self, token_ids: Sequence[int]) -> bool:
-        """Take in committed tokens; whether the context was cut back, so that a new cache has to read all of it."""
+        """Add committed tokens; returns whether the context was cut back, so that a new cache must read all of it."""
         self.length += len(token_ids)
         self.unread.extend(token_ids)
         self._known.extend(token_ids)
@@ -65,5 +65,5 @@ class DraftContext:
         return True
 
     def read_again(self) -> None:
-        """The drafter's cache is a new one."""
+        """Mark all tokens unread, for a new cache."""
         self.unread = self._known.copy()

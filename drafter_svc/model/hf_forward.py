@@ -1,4 +1,4 @@
-"""Any causal language model of transformers, unmodified: with its own cache, or without one."""
+"""Any causal language model of transformers, unmodified: with its own KV cache, or without one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from drafter_svc.kernels.base import WholeSearch
 from drafter_svc.model.prefix_blocks import KvBlock
 from drafter_svc.model.tree_cache import FloatArray, Rows
 
-# What a model without a stated context gets: its positions are unbounded, our memory is not.
+# For models without a stated context, to bound memory.
 UNSTATED_CONTEXT = 32_768
 
 
 def max_positions(model: PreTrainedModel) -> int:
-    """The longest sequence that the model can read."""
+    """Longest sequence that the model can read."""
     stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return stated if isinstance(stated, int) and stated > 0 else UNSTATED_CONTEXT
 
@@ -42,10 +42,10 @@ def to_numpy(logits: Tensor) -> FloatArray:
 
 
 class CachedForward:
-    """The model with its own key-value cache and our mask in four dimensions.
+    """The model with its own KV cache and our 4-d mask.
 
-    The cache has no configuration, so that layers with a sliding window keep every row: where each row lies in it is
-    no longer its position.
+    The cache has no configuration, so that layers with a sliding window keep all rows: a row's index in the cache is
+    not its position.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -105,7 +105,7 @@ class CachedForward:
             store.update(keys, values, index)
 
     def search(self, store: DynamicCache, search: WholeSearch) -> None:
-        """Searches go step by step here."""
+        """None: searches are made step by step."""
 
 
 def _layers(store: DynamicCache) -> Iterator[tuple[DynamicLayer, Tensor, Tensor]]:
@@ -124,7 +124,7 @@ class PlainStore:
 
 
 class PlainForward:
-    """The model without cache or mask: each row's path is computed from its first token. Slow, right for any model."""
+    """The model without cache or mask: each row's path is computed from its start. Slow, correct for any model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -152,7 +152,7 @@ class PlainForward:
         store.token_ids[first:] = [store.token_ids[row] for row in rows]
 
     def take(self, store: PlainStore, first: int, last: int) -> KvBlock:
-        """A copy of rows, which are token ids here."""
+        """Copy of rows, here token ids."""
         token_ids = array("I", store.token_ids[first:last])
         return KvBlock(token_ids, len(token_ids) * token_ids.itemsize)
 
@@ -161,11 +161,11 @@ class PlainForward:
         store.token_ids.extend(block.content)
 
     def search(self, store: PlainStore, search: WholeSearch) -> None:
-        """Searches go step by step here."""
+        """None: searches are made step by step."""
 
 
 def _added_to(logits: FloatArray, model: PreTrainedModel, additions: FloatArray | None) -> FloatArray:
-    """Logits [rows, vocab] of rows to which `additions` [rows, hidden] are added before the output layer, if any."""
+    """Logits [rows, vocab] after adding `additions` [rows, hidden], if any, to the output layer's inputs."""
     if additions is None:
         return logits
     weight = model.get_output_embeddings().weight

@@ -1,9 +1,9 @@
 """A checkpoint of layers alone: what a block drafter has learned beside the embeddings of the small LM it began as.
 
-Embeddings are two fifths of a small model, and a drafter that keeps those of another needs no copy of them. The
-directory has `config.json`, `layers.safetensors` and, in `drafter.json`, the other's place (`base`) and the digest of
-its embeddings. Matrices are kept in 8 bits with a scale for each output, as compiled draft steps use them
-(`int8_weights.py`), everything else in bfloat16.
+Embeddings are two fifths of a small model; a drafter that keeps another's needs no copy. The directory has
+`config.json`, `layers.safetensors` and, in `drafter.json`, the other's path (`base`) and the digest of its embeddings.
+Matrices are stored in 8 bits with a scale per output, as compiled draft steps use them (`int8_weights.py`), all else in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from coppice.core.errors import IncompatibleError
 from drafter_svc.kernels.cpu.int8_weights import quantise
 
 LAYERS_FILE = "layers.safetensors"
-# What a checkpoint may have beside its model, see `drafters/block/transition.py`.
+# Optional further tensors, see `drafters/block/transition.py`.
 TRANSITION = ("transition.before", "transition.behind")
 _DESCRIPTION_FILE = "drafter.json"
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
@@ -36,15 +36,15 @@ _SCALES = ".scales"
 
 
 def has_layers_alone(reference: str) -> bool:
-    """Whether a checkpoint is one of layers alone."""
+    """Whether a checkpoint only has layers."""
     return (Path(reference) / LAYERS_FILE).is_file()
 
 
 def base_of(reference: str) -> str:
-    """Where the embeddings and the tokenizer of a checkpoint are: elsewhere, or in the checkpoint itself.
+    """Path of the checkpoint with the embeddings and the tokenizer: another one, or itself.
 
     Raises:
-        IncompatibleError: it has layers alone, and does not say whose the embeddings are, or these have none either.
+        IncompatibleError: the base of a layers-only checkpoint is not named, or has layers alone too.
     """
     if not has_layers_alone(reference):
         return reference
@@ -55,9 +55,9 @@ def base_of(reference: str) -> str:
 
 
 def save_layers(model: LlamaForCausalLM, num_masks: int, base: Path, out: Path) -> dict[str, str]:
-    """Write all of a model but the embeddings of tokens, which are those of `base`; returns what `drafter.json` needs.
+    """Write a model without the token embeddings, which are those of `base`; returns the entry for `drafter.json`.
 
-    The last `num_masks` embeddings are the model's own.
+    The last `num_masks` embeddings are the model's own and are written.
     """
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -79,10 +79,10 @@ def save_layers(model: LlamaForCausalLM, num_masks: int, base: Path, out: Path) 
 
 
 def load_layers(reference: str, base: PreTrainedModel) -> LlamaForCausalLM:
-    """The model of a checkpoint of layers alone, in float32, with the embeddings of `base`.
+    """Load a layers-only checkpoint in float32, with the embeddings of `base`.
 
     Raises:
-        IncompatibleError: it is damaged, or was made with other embeddings.
+        IncompatibleError: it is damaged, or belongs to other embeddings.
         OSError: it cannot be read.
     """
     described = _described(reference)
@@ -104,7 +104,7 @@ def load_layers(reference: str, base: PreTrainedModel) -> LlamaForCausalLM:
 
 
 def _refuse_other_tensors(reference: str, tensors: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are missing, that the model has no place for, of other shapes than its own, or no numbers."""
+    """Refuse tensors that are missing, unexpected, of other shapes than the model's, or not finite."""
     names = {_MASKS + name if name in _TABLES else name for name in model}
     scales = {name + _SCALES for name in names if name in tensors and not tensors[name].is_floating_point()}
     refuse_other_names(reference, tensors, names | scales, TRANSITION)

@@ -1,9 +1,8 @@
-"""A lean forward pass for models of the Llama architecture.
+"""Lean forward pass for Llama models.
 
 For small models most of transformers' time per step is overhead. Here query, key and value share one matrix, as do
-gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows. What is left
-of the overhead is still most of a draft's time on a CPU, so that passes of up to a piece of a prompt go through
-`kernels/cpu/llama_pass.py` there.
+gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows. The remaining
+overhead still dominates a draft on a CPU, where passes of up to a piece of a prompt use `kernels/cpu/llama_pass.py`.
 
 Axes: R new rows, S cached rows, H query heads, K key heads, G = H / K, D head size, L layers, C capacity.
 """
@@ -32,14 +31,13 @@ from drafter_svc.model.tree_cache import FloatArray, Rows
 if TYPE_CHECKING:
     from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 
-# How a pass over few rows is computed: by torch; compiled, with weights of 8 bits; with the matrices' inputs rounded to
-# 8 bits as well.
+# Implementation of passes over few rows: torch; compiled with 8-bit weights; compiled with 8-bit weights and inputs.
 FewRowsWay = Literal["tensors", "w8", "w8a8"]
-# Up to so many rows the compiled pass is faster; measured on 4 to 64 rows of the bundled drafters, one thread.
+# Row counts up to which the compiled pass is faster; measured on 4 to 64 rows of the bundled drafters, one thread.
 MOST_ROWS: dict[FewRowsWay, int] = {"tensors": 0, "w8": 32, "w8a8": 64}
-# Most unread tokens, and rows of a step, of a search in one compiled call.
+# Most unread tokens, and rows per step, of a search in one compiled call.
 FEW_ROWS = 8
-# Capacity is a multiple of this many rows and at least doubles when it is exceeded.
+# Capacity is a multiple of this many rows, and at least doubles when exceeded.
 CAPACITY_STEP = 256
 
 
@@ -55,7 +53,7 @@ class _Layer:
 
 @dataclass(slots=True)
 class KvStore:
-    """Keys and values [L, 2, K, C, D] of one sequence, of which the first `length` rows count."""
+    """Keys and values [L, 2, K, C, D] of one sequence, with `length` valid rows."""
 
     kv: Tensor
     length: int = 0
@@ -63,9 +61,9 @@ class KvStore:
 
 @dataclass(frozen=True, slots=True)
 class _WeightPart:
-    """One sequence's part of a pass: `count` rows, of which a layer's output is wanted for the last `wanted`.
+    """One sequence's part of a pass: `count` rows, with a layer's output wanted for the last `wanted`.
 
-    `mask` [G * wanted, S + count] is that of folded heads; None where every row sees all.
+    `mask` [G * wanted, S + count] is for folded heads; None if every row sees all.
     """
 
     store: KvStore
@@ -75,7 +73,7 @@ class _WeightPart:
 
 
 def is_supported(model: PreTrainedModel) -> bool:
-    """Whether the model is a Llama without biases, with plain rotary positions and SiLU."""
+    """Whether the model is a Llama without biases, with default rotary positions and SiLU."""
     config = model.config
     return (
         type(model) is LlamaForCausalLM
@@ -86,10 +84,10 @@ def is_supported(model: PreTrainedModel) -> bool:
 
 
 def compiled_ways() -> list[FewRowsWay]:
-    """The compiled ways that this machine has code for, fastest first.
+    """Compiled implementations for this machine, fastest first.
 
     Raises:
-        ImportError: there is no compiler.
+        ImportError: Numba is not installed.
     """
     from drafter_svc.kernels.cpu.int8_inputs import is_available
 
@@ -97,14 +95,14 @@ def compiled_ways() -> list[FewRowsWay]:
 
 
 class LlamaForward:
-    """The pass over a copy of a model's weights. The model must be one that `is_supported`."""
+    """Forward pass over a copy of a model's weights; the model must satisfy `is_supported`."""
 
     @torch.inference_mode()
     def __init__(self, model: LlamaForCausalLM, few_rows: FewRowsWay = "tensors") -> None:
-        """Copy the weights; compiled code for few rows is for float32 on a CPU, and one of the `compiled_ways`.
+        """Copy the weights; `few_rows` other than "tensors" is for float32 on a CPU, and one of `compiled_ways`.
 
         Raises:
-            ImportError: code is to be compiled, and there is no compiler.
+            ImportError: Numba is not installed.
         """
         config = model.config
         self.vocab_size = config.vocab_size
@@ -143,7 +141,7 @@ class LlamaForward:
 
     @torch.inference_mode()
     def run_many(self, passes: Sequence[tuple[KvStore, Rows]]) -> list[FloatArray]:
-        """Append rows of several sequences in one pass: only attention is each sequence's own."""
+        """Append rows of several sequences in one pass; only attention is per sequence."""
         device = self._embedding.device
         parts = [self._part(store, rows) for store, rows in passes]
         hidden = F.embedding(_joined([rows.token_ids for _, rows in passes], device), self._embedding)
@@ -151,7 +149,7 @@ class LlamaForward:
         rotation = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
             if index + 1 == len(self._layers):
-                # Of the other rows nothing is read any more but the last layer's keys and values.
+                # Of the other rows only the last layer's keys and values are needed.
                 parts = [self._last_part(part, rows) for part, (_, rows) in zip(parts, passes, strict=True)]
             hidden = self._attend(layer, parts, index, hidden, rotation)
             normed = F.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
@@ -161,14 +159,14 @@ class LlamaForward:
         if any(rows.additions is not None for _, rows in passes):
             final = final + self._additions([rows for _, rows in passes])
         logits = to_numpy(self._head(final))
-        # Not before: a pass that fails leaves no rows, so that it can be made again.
+        # At the end: a failed pass leaves no rows, so it can be repeated.
         for part in parts:
             part.store.length += part.count
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
 
     def _additions(self, passes: Sequence[Rows]) -> Tensor:
-        """What is added to all passes' rows before the output layer."""
+        """Additions to all passes' rows before the output layer."""
         width = self._embedding.shape[1]
         added = [
             np.zeros((rows.num_logits, width), np.float32) if rows.additions is None else rows.additions
@@ -182,7 +180,7 @@ class LlamaForward:
         return _WeightPart(store, count, count, self._folded_mask(rows.mask))
 
     def _last_part(self, part: _WeightPart, rows: Rows) -> _WeightPart:
-        """The part of a pass in the last layer, whose rows have logits."""
+        """The part of a pass in the last layer, reduced to rows with logits."""
         if rows.num_logits == part.count:
             return part
         mask = self._folded_mask(rows.mask[part.count - rows.num_logits :])
@@ -192,7 +190,7 @@ class LlamaForward:
         """Keep rows up to `first` and the given ones."""
         end = first + len(rows)
         if self._few_rows is not None:
-            # Row by row, which for an outcome's few rows is faster than one gathering call. Rows only move down.
+            # Row by row, which is faster than a gather for an outcome's few rows. Rows only move down.
             kv = store.kv.numpy()
             for target, row in enumerate(rows, first):
                 if row != target:
@@ -205,7 +203,7 @@ class LlamaForward:
 
     @torch.inference_mode()
     def take(self, store: KvStore, first: int, last: int) -> KvBlock:
-        """A copy of rows."""
+        """Copy of rows."""
         rows = store.kv[:, :, :, first:last].clone(memory_format=torch.contiguous_format)
         return KvBlock(rows, rows.nbytes)
 
@@ -219,7 +217,7 @@ class LlamaForward:
         store.length = end
 
     def search(self, store: KvStore, search: WholeSearch) -> Found | None:
-        """A whole search in compiled code, where there is any and steps are few rows wide."""
+        """A whole search in compiled code, if available and steps are narrow enough."""
         if self._few_rows is None or search.limits.width > FEW_ROWS:
             return None
         most_rows = len(search.unread) + search.limits.max_steps * search.limits.width
@@ -229,7 +227,7 @@ class LlamaForward:
         return found
 
     def _folded_mask(self, mask: FloatArray) -> Tensor | None:
-        """A mask [R, keys] for folded heads [G * R, keys]; None where every row sees all."""
+        """Mask [R, keys] for folded heads [G * R, keys]; None if every row sees all."""
         if not mask.any():
             return None
         folded = np.tile(mask, (self._heads // self._kv_heads, 1))
@@ -238,9 +236,9 @@ class LlamaForward:
     def _attend(
         self, layer: _Layer, parts: Sequence[_WeightPart], index: int, hidden: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Hidden states of the wanted rows of all parts [sum of wanted, hidden] after a layer's attention.
+        """Hidden states of all parts' wanted rows [sum of wanted, hidden] after a layer's attention.
 
-        The keys and values of all rows go to the stores.
+        Stores keys and values of all rows.
         """
         heads, kv_heads, size = self._heads, self._kv_heads, self._head_size
         normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, self._eps)
@@ -264,7 +262,7 @@ class LlamaForward:
 
 
 def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
-    # Here, so that everything else works where Numba is not installed.
+    # Imported late: all else works without Numba.
     from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 
     tables = cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy()

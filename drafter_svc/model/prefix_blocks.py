@@ -1,8 +1,7 @@
-"""Keys and values of what prompts begin with, kept for sequences that begin alike.
+"""Cache of keys and values of prompt prefixes, shared by sequences.
 
-A drafter reads prompts in pieces of one length, counted from the first token, so that a piece's rows depend on the
-tokens up to its end alone, to the last bit. What a sequence has read is kept under a digest of those tokens and of the
-salt; another one copies it and drafts what it would have drafted anyway.
+Prompts are read in pieces of one length, counted from the first token, so a piece's rows depend on the tokens up to
+its end only, bit for bit. They are stored under a digest of those tokens and the salt; a copy gives the same drafts.
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ from typing import Any
 from coppice.core.prefix_digests import first_digest, longer_digest
 
 # Rows of a piece. Larger ones are hardly faster (640 tokens of the bundled model: 12 to 14 ms with 128 and 256 rows,
-# 20 with 64), and of a beginning less than one piece is read in vain.
+# 20 with 64), and waste more of a prefix at its end.
 PIECE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class KvBlock:
-    """The keys and values of one piece: `content` is the forward's own, and takes `num_bytes`."""
+    """Keys and values of one piece; `content` is specific to the forward, and takes `num_bytes`."""
 
     content: Any
     num_bytes: int
 
 
 class PrefixBlocks:
-    """Blocks by the digest of all tokens up to their end, in bounded memory; the one left longest ago goes first.
+    """LRU cache of blocks by the digest of all tokens up to their end, in bounded memory.
 
-    The model thread's own, save for the counts, which any thread may read.
+    For the model thread, except for the counts.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Keeps nothing with `max_bytes` 0."""
+        """`max_bytes` 0 disables it."""
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        # Tokens that sequences have copied instead of reading them.
+        # Tokens copied instead of read.
         self.num_reused_tokens = 0
         self._blocks: OrderedDict[bytes, KvBlock] = OrderedDict()
 
     @property
     def shared_block_tokens(self) -> int:
-        """Tokens of a block; 0 when nothing is kept."""
+        """Tokens per block; 0 if disabled."""
         return PIECE_ROWS if self.max_bytes else 0
 
     def find(self, digests: Sequence[bytes]) -> KvBlock | None:
-        """The block that ends where the last digest does; the blocks before it are used with it."""
+        """The block that ends at the last digest; the blocks before it count as used."""
         block = self._blocks.get(digests[-1])
         if block is not None:
             self.num_reused_tokens += PIECE_ROWS
@@ -55,7 +54,7 @@ class PrefixBlocks:
         return block
 
     def add(self, digests: Sequence[bytes], block: KvBlock) -> None:
-        """Keep a block behind those before it, as far as there is room for it."""
+        """Add a block after those before it, within the memory limit."""
         if digests[-1] not in self._blocks:
             self._blocks[digests[-1]] = block
             self.num_bytes += block.num_bytes
@@ -65,14 +64,14 @@ class PrefixBlocks:
             self.num_bytes -= left.num_bytes
 
     def _touch(self, digests: Sequence[bytes]) -> None:
-        # Later blocks are of no use without the earlier ones, so they are the first to go.
+        # Later blocks need the earlier ones, so they are evicted first.
         for digest in reversed(digests):
             if digest in self._blocks:
                 self._blocks.move_to_end(digest)
 
 
 class PrefixKey:
-    """The whole pieces that one sequence has read from its first token on, as any other of its salt would have."""
+    """Digests of the whole pieces that one sequence has read from its start."""
 
     def __init__(self, blocks: PrefixBlocks, salt: str) -> None:
         self._blocks = blocks
@@ -80,15 +79,15 @@ class PrefixKey:
         self._digests: list[bytes] = []
 
     def anew(self) -> PrefixKey:
-        """The same for a cache that has read nothing."""
+        """A key for an empty cache."""
         return PrefixKey(self._blocks, self._salt)
 
     def follows(self, num_rows: int) -> bool:
-        """Whether a piece behind so many rows is the next one of the beginning, and worth a digest."""
+        """Whether a piece after `num_rows` rows is the next of the prefix, and caching is on."""
         return num_rows == len(self._digests) * PIECE_ROWS and self._blocks.shared_block_tokens > 0
 
     def find(self, piece: Sequence[int]) -> KvBlock | None:
-        """What is kept of the next piece, which then belongs to the beginning; None if there is nothing."""
+        """Cached block of the next piece, which then joins the prefix; None if there is none."""
         self._digests.append(self._digest(piece))
         block = self._blocks.find(self._digests)
         if block is None:
@@ -96,7 +95,7 @@ class PrefixKey:
         return block
 
     def add(self, piece: Sequence[int], block: KvBlock) -> None:
-        """Let others use the next piece, which the sequence has read."""
+        """Share the next piece, which the sequence has read."""
         self._digests.append(self._digest(piece))
         self._blocks.add(self._digests, block)
 

@@ -1,4 +1,4 @@
-"""The base of sequences that read their context with a model: the cache, reading, and starting over."""
+"""Base of sequences that read their context with a model: cache, reading, starting over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drafter_svc.search.coupling import Coupling
 
 
 class ReadContext:
-    """A context, the cache of what was read of it, and the request's coupling, which knows its committed tokens."""
+    """A context, its cache, and the request's coupling, which tracks the committed tokens."""
 
     def __init__(
         self, forward: Forward[Any], context: DraftContext, coupling: Coupling, beginning: PrefixKey | None
@@ -26,17 +26,17 @@ class ReadContext:
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose keys and values are kept."""
+        """Cached tokens."""
         return self._cache.num_cached
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens; features are not needed."""
+        """Add committed tokens; features are ignored."""
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
             self._start_over()
 
     def read(self, max_pieces: int) -> int:
-        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
+        """Read cached pieces, and compute at most `max_pieces`; returns the pieces left."""
         if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._max_positions:
             return 0
         self._follow()
@@ -44,17 +44,17 @@ class ReadContext:
         return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def forget(self) -> None:
-        """Keep nothing: all is read again before the next draft."""
+        """Drop the cache: all is read again before the next draft."""
         self._context.read_again()
         self._start_over()
 
     def _follow(self) -> None:
-        """Take unread tokens into the trunk that drafts have read; kinds whose drafts leave no rows have none."""
+        """Move unread tokens that drafts have read into the trunk; a no-op for kinds whose drafts leave no rows."""
 
     def _start_over(self) -> None:
-        """Begin with an empty cache; what a kind knows of the old one's rows is its own to drop."""
+        """Start with an empty cache; subclasses drop their references to old rows."""
         self._cache = self._new_cache()
 
     def _new_cache(self) -> TreeCache[Any]:
-        # It begins with other tokens where some were left out meanwhile.
+        # After a cut its beginning may differ.
         return TreeCache(self._forward, None if self._beginning is None else self._beginning.anew())

@@ -1,4 +1,4 @@
-"""One sequence's cached rows: the trunk (committed tokens) and, behind it, the rows of the tree being drafted."""
+"""Cached rows of one sequence: trunk (committed tokens) and rows of the tree being drafted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Store = TypeVar("Store")
 
 
 class Rows(NamedTuple):
-    """New rows of one forward pass, R of them behind S cached ones.
+    """New rows of one forward pass: R after S cached ones.
 
-    `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to the attention scores: 0 where a row sees another,
-    -inf elsewhere. Logits are wanted for the last `num_logits` rows. `additions` [num_logits, hidden] are added to what
-    the output layer is given of these.
+    `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to attention scores: 0 where a row sees another, else
+    -inf. Logits are returned for the last `num_logits` rows. `additions` [num_logits, hidden] are added to the inputs
+    of the output layer.
     """
 
     token_ids: IntArray
@@ -38,11 +38,11 @@ class Rows(NamedTuple):
 
 
 class Forward(Protocol[Store]):
-    """A way to run a causal language model over rows with a mask. `Store` is what it remembers of the rows."""
+    """A way to run a causal language model over rows with a mask. `Store` is its KV cache."""
 
     vocab_size: int
     max_positions: int
-    # Most unread tokens that `search` can read on its way; more have to be read before it.
+    # Most unread tokens that `search` can read; more must be read before.
     max_unread: int
 
     def new_store(self) -> Store:
@@ -54,26 +54,26 @@ class Forward(Protocol[Store]):
         ...
 
     def keep(self, store: Store, first: int, rows: Sequence[int]) -> None:
-        """Of the cached rows from `first` on keep the given ones, which ascend, in their order."""
+        """Of cached rows from `first` on, keep the given ones, which ascend."""
         ...
 
     def take(self, store: Store, first: int, last: int) -> KvBlock:
-        """A copy of the cached rows from `first` to before `last`."""
+        """Copy of cached rows from `first` to before `last`."""
         ...
 
     def put(self, store: Store, block: KvBlock) -> None:
-        """Append rows that `take` has copied from a store which holds the same rows before them."""
+        """Append rows copied by `take` from a store with the same rows before them."""
         ...
 
     def search(self, store: Store, search: WholeSearch) -> Found | None:
-        """Search behind the cached rows and append what was computed; None where this has to be done step by step."""
+        """Search after the cached rows and append the computed rows; None if only step-by-step search is supported."""
         ...
 
 
 class Followed(NamedTuple):
-    """What became of committed tokens: how many of them are in the trunk now, and the children noted behind the last.
+    """Committed tokens found among tree rows: how many joined the trunk, and the children noted after the last.
 
-    `children` is None unless every token was met.
+    `children` is None unless all tokens were found.
     """
 
     num_tokens: int
@@ -81,9 +81,9 @@ class Followed(NamedTuple):
 
 
 class TreeCache(Generic[Store]):
-    """Keeps track of which rows a store holds, which of them each new row sees, and what was found behind each.
+    """Tracks a store's rows, their visibility, and the children found after each.
 
-    Tree rows are numbered from 0 in the order of appending. Without a `beginning` no rows are shared.
+    Tree rows are numbered from 0 in order. Without `beginning` no rows are shared.
     """
 
     def __init__(self, forward: Forward[Store], beginning: PrefixKey | None = None) -> None:
@@ -94,14 +94,14 @@ class TreeCache(Generic[Store]):
         self._parents: list[int] = []
         self._tokens: list[int] = []
         self._children: dict[int, Children] = {}
-        # The last search, while tree rows are its own: their children are read off it when they are asked for.
+        # The last search, while its rows are the tree rows: children are read from it on demand.
         self._found: Found | None = None
         self._row_of: dict[tuple[int, int], int] = {}
 
     def extend(self, token_ids: Sequence[int]) -> FloatArray:
-        """Append at least one committed token to the trunk; returns the logits [vocab] behind the last.
+        """Append at least one committed token to the trunk; returns the logits [vocab] after the last.
 
-        Tree rows go: call `follow` first to keep what was met.
+        Drops tree rows: call `follow` first to keep those that were committed.
         """
         if self._parents:
             self._keep([], [])
@@ -116,12 +116,11 @@ class TreeCache(Generic[Store]):
         sees_all: bool,
         additions: FloatArray | None = None,
     ) -> FloatArray:
-        """Append committed tokens to the trunk and look at a block of ids behind them, in one pass.
+        """Append committed tokens to the trunk and run a block of ids after them, in one pass.
 
-        The block's rows see the trunk and the rows before them or, with `sees_all`, all of the block. They leave
-        nothing behind, and tree rows go. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has
-        any, and of the block's rows. `additions` [1 + block, hidden] are added to what the output layer is given of
-        them.
+        The block's rows see the trunk and the rows before them or, with `sees_all`, the whole block. They are not kept,
+        and tree rows are dropped. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has any,
+        and of the block's rows. `additions` [1 + block, hidden] are added to the inputs of the output layer.
         """
         if self._parents:
             self._keep([], [])
@@ -133,10 +132,10 @@ class TreeCache(Generic[Store]):
         return logits
 
     def read(self, token_ids: Sequence[int], max_pieces: int) -> int:
-        """Append the first of more committed tokens than a piece, in whole pieces; returns how many were appended.
+        """Append leading committed tokens in whole pieces; returns how many were appended.
 
-        The last 1 to PIECE_ROWS are left, since there have to be logits behind them. Pieces that others have read are
-        copied; at most `max_pieces` are computed. Tree rows go, unless there is no whole piece.
+        The last 1 to PIECE_ROWS are left, to compute logits after them. Cached pieces are copied; at most `max_pieces`
+        are computed. Drops tree rows, unless there is no whole piece.
         """
         if self._parents and len(token_ids) > PIECE_ROWS:
             self._keep([], [])
@@ -152,7 +151,7 @@ class TreeCache(Generic[Store]):
         return start
 
     def _copy(self, piece: Sequence[int]) -> bool:
-        """Append a piece that another sequence has read behind the same tokens, if there is one."""
+        """Append a piece cached by another sequence with the same prefix, if there is one."""
         if self._beginning is None or not self._beginning.follows(self.trunk_length):
             return False
         block = self._beginning.find(piece)
@@ -163,14 +162,14 @@ class TreeCache(Generic[Store]):
         return True
 
     def _compute(self, piece: Sequence[int]) -> None:
-        """Append a piece, and let others copy it if it is one of the prompt's first."""
+        """Append a piece, and share it if it belongs to the prompt's prefix."""
         first = self.trunk_length
         self._append(piece)
         if self._beginning is not None and self._beginning.follows(first):
             self._beginning.add(piece, self._forward.take(self._store, first, self.trunk_length))
 
     def _append(self, token_ids: Sequence[int]) -> FloatArray:
-        """Append tokens to the trunk in one pass; returns the logits [vocab] behind the last."""
+        """Append tokens to the trunk in one pass; returns the logits [vocab] after the last."""
         row: FloatArray = self._run(token_ids, (), sees_all=False)[-1]
         return row
 
@@ -204,22 +203,22 @@ class TreeCache(Generic[Store]):
 
     @property
     def num_cached(self) -> int:
-        """All rows that the store holds."""
+        """All rows in the store."""
         return self.trunk_length + len(self._parents)
 
     def find(self, parent_row: int, token_id: int) -> int | None:
-        """The row of a parent's child with this token, if there is one; the parent -1 is the end of the trunk."""
+        """Row of a parent's child with this token, if any; parent -1 is the end of the trunk."""
         return self._row_of.get((parent_row, token_id))
 
     def children(self, row: int) -> Children:
-        """What was noted behind a row."""
+        """Children noted after a row."""
         children = self._noted(row)
         if children is None:
             raise KeyError(row)
         return children
 
     def grow(self, token_ids: Sequence[int], parent_rows: Sequence[int], depths: Sequence[int]) -> FloatArray:
-        """Append tree rows; returns their logits [rows, vocab]. `note` must follow where their children are asked for.
+        """Append tree rows; returns their logits [rows, vocab]. Call `note` next if their children will be read.
 
         A parent is an earlier call's row, or -1 for the end of the trunk, whose children have depth 1.
         """
@@ -234,14 +233,14 @@ class TreeCache(Generic[Store]):
         positions = np.asarray(depths, np.int64) + (trunk - 1)
         rows = Rows(np.asarray(token_ids, np.int64), positions, mask, count)
         logits = self._forward.run(self._store, rows)
-        # Not before: a pass that fails leaves no rows.
+        # At the end: a failed pass leaves no rows.
         self._row_of.update((key, old + offset) for offset, key in enumerate(zip(parent_rows, token_ids, strict=True)))
         self._parents.extend(parent_rows)
         self._tokens.extend(token_ids)
         return logits
 
     def path(self, row: int) -> list[int]:
-        """The tokens that lead from the end of the trunk to a row, its own last."""
+        """Tokens from the end of the trunk to a row, inclusive."""
         tokens: list[int] = []
         while row != ROOT:
             tokens.append(self._tokens[row])
@@ -249,7 +248,7 @@ class TreeCache(Generic[Store]):
         return tokens[::-1]
 
     def search(self, search: WholeSearch) -> Found | None:
-        """A whole search by the forward itself, its rows and children noted; None where it has none for this case.
+        """A whole search by the forward itself, with its rows and children noted; None if not supported.
 
         The search's unread tokens join the trunk.
         """
@@ -264,14 +263,14 @@ class TreeCache(Generic[Store]):
         return found
 
     def note(self, children: Sequence[Children]) -> None:
-        """Remember the children behind the rows of the last `grow`, in order."""
+        """Note the children after the rows of the last `grow`, in order."""
         first = len(self._parents) - len(children)
         self._children.update(enumerate(children, first))
 
     def follow(self, token_ids: Sequence[int]) -> Followed:
-        """Walk committed tokens down the tree rows; what they meet joins the trunk.
+        """Follow committed tokens down the tree rows; those found join the trunk.
 
-        If every token is met and children are noted behind the last one, its rows stay as tree rows; all others go.
+        If all are found, with children noted after the last, its descendants stay as tree rows; all others are dropped.
         """
         path: list[int] = []
         for token in token_ids:
@@ -303,7 +302,7 @@ class TreeCache(Generic[Store]):
         return sorted(below - {ancestor})
 
     def _keep(self, path: Sequence[int], tree_rows: Sequence[int]) -> None:
-        """Make `path` part of the trunk and keep `tree_rows`, which hang behind its end."""
+        """Move `path` into the trunk and keep `tree_rows`, which follow its end."""
         self._forward.keep(self._store, self.trunk_length, [self.trunk_length + row for row in (*path, *tree_rows)])
         self.trunk_length += len(path)
         if not tree_rows:

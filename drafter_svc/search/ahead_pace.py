@@ -1,4 +1,4 @@
-"""The time for drafting ahead: until shortly before the outcome, as the rounds before suggest."""
+"""Time for drafting ahead: until shortly before the outcome, estimated from earlier rounds."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Rounds that are looked back at. Of their lengths the lower quartile counts: what is late is of no use at all.
+# Recent rounds considered. Their lower quartile counts: late drafts are useless.
 _LATEST = 8
-# While a sequence has seen fewer rounds than this, those of all count: its first one may have read a long prompt.
+# Rounds of a sequence below which all sequences' count: its first round may include a long prompt.
 _FEWEST = 4
-# Shares of that time after which nothing more is read, and no further tree is put together. What is made has to reach
-# the verifier before its pass ends, which is earlier than its outcome is here.
+# Fractions of that time after which reading stops, and making of trees. Trees must reach the verifier before the end
+# of its pass, which is earlier than the outcome arrives here.
 READING_SHARE = 0.5
 MAKING_SHARE = 0.65
 
 
 class RoundLengths:
-    """How long the latest rounds have taken, in seconds."""
+    """Durations of recent rounds, in seconds."""
 
     def __init__(self) -> None:
         self._latest_s: deque[float] = deque(maxlen=_LATEST)
-        # Of a short one; infinite while there is none.
+        # Lower quartile; infinite without rounds.
         self.usual_s = math.inf
 
     def __len__(self) -> int:
         return len(self._latest_s)
 
     def add(self, length_s: float) -> None:
-        """A round is over."""
+        """Add a round."""
         self._latest_s.append(length_s)
         self.usual_s = sorted(self._latest_s)[len(self._latest_s) // 4]
 
 
 class AheadPace:
-    """One sequence's. Rounds are taken to be long until some have been seen, of it or of `all_rounds`."""
+    """Pace of one sequence. Rounds count as long until some were seen, of its own or of `all_rounds`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, all_rounds: RoundLengths | None = None) -> None:
-        """`all_rounds` are those of all sequences of a drafter, which share it."""
+        """`all_rounds` are shared by all sequences of a drafter."""
         self._clock = clock
         self._own = RoundLengths()
         self._all = RoundLengths() if all_rounds is None else all_rounds
         self._began_s: float | None = None
 
     def expect(self) -> None:
-        """A round runs whose outcome is drafted for from now on."""
+        """Start timing a round."""
         self._began_s = self._clock()
 
     def outcome_came(self) -> None:
-        """The round is over."""
+        """End timing the round."""
         if self._began_s is None:
             return
         length_s, self._began_s = self._clock() - self._began_s, None
-        # A clock that stands still says nothing.
+        # Ignore a clock that stands still.
         if length_s > 0:
             self._own.add(length_s)
             self._all.add(length_s)

@@ -1,11 +1,11 @@
-"""The tokens that the target is likely to draw, given the drafter's logits and the request's noise. No torch.
+"""Likely draws of the target, given the drafter's logits and the request's noise. No torch.
 
     score_v        = logit_v + T * G(seed, position, v)
     P(v is right)  = softmax(score / sigma)_v
 
-The target draws argmax(its logits / T + G), so the drafter's best guesses are the largest scores. The noise is known,
-so what stays uncertain is by how much the target's log-probabilities differ from the drafter's: `sigma` is that scale,
-calibrated per checkpoint. Without temperature the noise vanishes and the same formula holds.
+The target draws argmax(its logits / T + G), so the largest scores are the best guesses. The noise is known; what is
+uncertain is the difference between the target's and the drafter's log-probabilities, whose scale `sigma` is calibrated
+per checkpoint. At temperature 0 the noise vanishes and the same formula holds.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from coppice.search.likeliest_tokens import top_children
 from coppice.search.tree_limits import Children
 
 FloatArray = npt.NDArray[np.float32]
-# The nucleus is looked for among this many likeliest tokens: sorting a whole vocabulary would cost more than it gives.
+# Tokens searched for the nucleus: sorting a whole vocabulary would cost more than it gains.
 NUCLEUS_TOKENS = 256
 _NEVER = np.float32(-np.inf)
 
-# Of each row the drafted tokens that lead to it, its own last.
+# Drafted tokens that lead to each row, its own last.
 Paths = Sequence[Sequence[int]]
 UNKNOWN_PATHS: Paths = ()
 
 
-# Least scale of what is uncertain where noise is left out: a temperature next to nothing would be none.
+# Least scale without noise, for temperatures close to 0.
 _LEAST_SIGMA = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class ChildChoice:
-    """How children are chosen: at most so many of a node are looked at, with the request's noise or without."""
+    """Choice of children: most per node, and whether the request's noise is used."""
 
     max_children: int = 16
     is_coupled: bool = True
 
     def sigma(self, temperature: float, calibrated: float) -> float:
-        """The scale of what is uncertain: without the noise in hand, it is that of the target's draws."""
+        """Scale of uncertainty: without the noise, that of the target's draws."""
         return calibrated if self.is_coupled or temperature == 0 else max(temperature, _LEAST_SIGMA)
 
 
 class Coupling:
-    """One request's way from logits to candidate children.
+    """Converts one request's logits to candidate children.
 
-    Penalties look at the committed tokens and, where a row says which they are, at the drafted ones that lead to it.
-    Whoever does not know them leaves them out: what is skipped costs acceptance alone.
+    Penalties consider committed tokens and, if a row's path is known, the drafted tokens on it. Unknown paths are
+    ignored, which only costs acceptance.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Coupling:
         *,
         is_coupled: bool = True,
     ) -> None:
-        """Unless it `is_coupled`, noise is left out, and `sigma` should say how far draws scatter."""
+        """Unless `is_coupled`, noise is left out, and `sigma` should be the scale of draws."""
         self._sampling = sampling
         self._vocab_size = vocab_size
         self._sigma = np.float32(sigma)
@@ -77,12 +77,12 @@ class Coupling:
 
     @property
     def sigma(self) -> np.float32:
-        """The scale of what is uncertain."""
+        """Scale of uncertainty."""
         return self._sigma
 
     @property
     def is_noise_alone(self) -> bool:
-        """Whether scores are logits plus noise: no penalties, no bias, no truncation."""
+        """Whether scores are logits plus noise, without penalties, bias and truncation."""
         sampling = self._sampling
         truncates = sampling.temperature > 0 and (
             0 < sampling.top_k < self._vocab_size or sampling.top_p < 1 or sampling.min_p > 0
@@ -90,42 +90,42 @@ class Coupling:
         return self._bias is None and not sampling.has_penalties and not truncates
 
     def noise(self, first_position: int, num_positions: int) -> FloatArray:
-        """What is added to logits at consecutive positions [num_positions, vocab]; no rows where there is no noise.
+        """Noise added to logits at consecutive positions [num_positions, vocab]; no rows without noise.
 
-        It holds until the coupling is asked for anything else.
+        Valid until the next call of any method.
         """
         if not self._adds_noise:
             return np.empty((0, self._vocab_size), np.float32)
         return self._noise.at(first_position, num_positions)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Take in committed tokens after the prompt."""
+        """Add committed tokens after the prompt."""
         if self._sampling.has_penalties and token_ids:
             index = np.asarray(token_ids, np.int64)
             self._seen[index] = True
             np.add.at(self._output_counts, index, np.float32(1))
 
     def prepare(self, first_position: int, num_positions: int) -> None:
-        """Compute noise for positions to come."""
+        """Compute noise for later positions."""
         if self._adds_noise:
             self._noise.at(first_position, num_positions)
 
     @property
     def asks_for_paths(self) -> bool:
-        """Whether it makes a difference which drafted tokens lead to a row."""
+        """Whether scores depend on the drafted tokens that lead to a row."""
         return self._sampling.has_penalties
 
     def children(
         self, logits: FloatArray, positions: Sequence[int], limit: int, paths: Paths = UNKNOWN_PATHS
     ) -> list[Children]:
-        """The `limit` likeliest tokens at each position, from logits [rows, vocab]; `paths` as in `scores`."""
+        """The `limit` likeliest tokens per row, from logits [rows, vocab]; `paths` as in `scores`."""
         scores = self.scores(logits, positions, paths)
         return top_children(scores, self._sigma, limit)
 
     def scores(self, logits: FloatArray, positions: Sequence[int], paths: Paths = UNKNOWN_PATHS) -> FloatArray:
-        """Processed logits plus noise, [rows, vocab], up to a constant per row.
+        """Processed logits plus noise [rows, vocab], up to a constant per row.
 
-        `paths` are each row's drafted tokens, its own among them; none where these are not known.
+        `paths` are each row's drafted tokens, its own included; empty if unknown.
         """
         scores = self.processed(logits, paths)
         if not self._adds_noise:
@@ -136,7 +136,7 @@ class Coupling:
         return noisy
 
     def processed(self, logits: FloatArray, paths: Paths = UNKNOWN_PATHS) -> FloatArray:
-        """Logits [rows, vocab] with penalties, bias and, with a temperature, truncation; not divided by it."""
+        """Logits [rows, vocab] with penalties, bias and, at a temperature, truncation; not divided by it."""
         scores = self._penalised(logits, paths)
         if self._bias is not None:
             scores = scores + self._bias
@@ -163,7 +163,7 @@ class Coupling:
 
 
 def _bias(sampling: SamplingParams, vocab_size: int) -> FloatArray | None:
-    """What is added to every row of logits: logit bias, and -inf for tokens that are never drawn."""
+    """Addition to every row of logits: logit bias, and -inf for tokens that are never drawn."""
     if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
         return None
     bias = np.zeros(vocab_size, np.float32)
@@ -178,7 +178,7 @@ def _bias(sampling: SamplingParams, vocab_size: int) -> FloatArray | None:
 
 
 def _truncated(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
-    """Logits with -inf outside top-k, top-p and min-p, as the drafter's own distribution has them."""
+    """Logits with -inf outside top-k, top-p and min-p of the drafter's own distribution."""
     vocab_size = logits.shape[-1]
     if 0 < sampling.top_k < vocab_size:
         smallest = np.partition(logits, vocab_size - sampling.top_k, axis=-1)[:, vocab_size - sampling.top_k]
@@ -192,13 +192,13 @@ def _truncated(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
 
 
 def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
-    """Keep the likeliest tokens up to probability top-p; rows whose nucleus is wider than we look stay whole."""
+    """Keep the likeliest tokens up to probability top-p; rows with a nucleus beyond NUCLEUS_TOKENS are unchanged."""
     vocab_size = logits.shape[-1]
     peak = logits.max(-1, keepdims=True)
     if not np.isfinite(peak).all():
         return logits
     with np.errstate(over="ignore"):
-        # At a temperature next to nothing, others than the likeliest are infinitely far away.
+        # At temperatures close to 0 the differences are infinite.
         weights = np.exp((logits - peak) / np.float32(sampling.temperature))
     likeliest = -np.partition(-weights, min(NUCLEUS_TOKENS, vocab_size - 1), axis=-1)[:, :NUCLEUS_TOKENS]
     likeliest = -np.sort(-likeliest, axis=-1)
@@ -212,21 +212,21 @@ def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
 
 
 class NoiseRows:
-    """Noise times temperature, a row [vocab] for each of some consecutive positions.
+    """Noise times temperature: a row [vocab] per consecutive position.
 
-    Room is for twice as many rows as are asked for at once: the rows move to the front only now and then.
+    The buffer has twice the rows requested at once, so that rows rarely move to its front.
     """
 
     def __init__(self, seed: int, vocab_size: int, temperature: float) -> None:
         self._seed = seed
         self._temperature = temperature
         self._rows: FloatArray = np.empty((0, vocab_size), np.float32)
-        # The position of the first row in use, and the rows in use: from `_start` to before `_end`.
+        # Position of the first valid row; valid rows are `_start` to before `_end`.
         self._position = 0
         self._start = self._end = 0
 
     def at(self, position: int, count: int = 1) -> FloatArray:
-        """Rows [count, vocab] of `count` positions. They hold until the next call."""
+        """Rows [count, vocab] of `count` positions, valid until the next call."""
         if not self._position <= position <= self._position + self._end - self._start:
             self._position, self._start, self._end = position, 0, 0
         first = self._start + position - self._position
@@ -239,7 +239,7 @@ class NoiseRows:
         return self._rows[first : first + count]
 
     def _make_room(self, first: int, count: int) -> int:
-        """Move the rows from `first` on to the front and forget those before; returns where they are then: 0."""
+        """Move rows from `first` on to the front and drop those before; returns their new index, 0."""
         kept = self._rows[first : self._end]
         rows = self._rows
         if 2 * count > len(rows):

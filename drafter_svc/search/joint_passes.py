@@ -1,8 +1,8 @@
-"""Drafts of several sequences at a time: what each of them asks of the model next is computed in one pass.
+"""Joint drafts of several sequences: their next forward passes are computed as one.
 
-A drafter's time is mostly that of reading its weights, or of starting kernels on a GPU, and a pass over the rows of
-many sequences does so once. Drafts are written as if each were alone; here each is a coroutine that stops where it
-wants a pass. Where each has stopped or is done, the passes are made as one, and all go on.
+A drafter mostly spends time reading weights, or starting kernels on a GPU, which a joint pass does once. Drafts are
+written as if alone; each runs as a coroutine that stops at a forward pass. When all have stopped or finished, the
+passes are made as one, and all continue.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ logger = logging.getLogger(__name__)
 Store = TypeVar("Store")
 Job: TypeAlias = Callable[[], None]
 
-# Sequences of a pass that are tried, and how often each number is timed behind a prompt of so many tokens.
+# Numbers of sequences tried, repetitions of each timing, and length of the prompt in tokens.
 SIZES = (2, 4, 8, 16, 32)
 _TIMES = 5
 _PROMPT_ROWS = 64
-# Drafts together have to be this much sooner than one after another on average, which differs a little by chance.
+# Required ratio to the mean time of successive drafts, to exclude chance.
 _CLEARLY = 0.9
 
 
 @runtime_checkable
 class JoiningForward(Forward[Store], Protocol):
-    """A forward pass that can be one for several sequences."""
+    """A forward pass that can be joined for several sequences."""
 
     def run_many(self, passes: Sequence[tuple[Store, Rows]]) -> list[FloatArray]:
-        """What `run` does for each of them, which have stores of their own: logits [num_logits, vocab] for each.
+        """`run` for each pass, with stores of their own: logits [num_logits, vocab] each.
 
-        Where it raises, no store has got rows.
+        If it raises, no store has new rows.
         """
         ...
 
 
 class JointPasses(Generic[Store]):
-    """A forward pass whose passes are joined while `together` runs. The model thread's own."""
+    """A forward pass whose calls are joined while `together` runs. For the model thread."""
 
     def __init__(self, forward: JoiningForward[Store], most: int = 0) -> None:
-        """At most `most` drafts are made together; with 0 `measure` finds out, and until then there is one.
+        """At most `most` drafts are joined; 0: `measure` chooses, and until then one.
 
         Raises:
-            ImportError: there are no coroutines to do it with.
+            ImportError: greenlet is not installed.
         """
         from greenlet import getcurrent, greenlet
 
         self._forward = forward
         self._coroutine, self._current = greenlet, getcurrent
         self._most = most
-        # The coroutine that makes the passes, while drafts are made together.
+        # The coroutine that runs the passes, during joint drafts.
         self._hub: Any = None
         self.vocab_size = forward.vocab_size
         self.max_positions = forward.max_positions
         self.max_unread = forward.max_unread
-        # Passes that were made for several drafts.
+        # Passes shared by several drafts.
         self.num_joint = 0
 
     @property
     def most(self) -> int:
-        """Most drafts that are made together."""
+        """Most drafts made jointly."""
         return self._most or 1
 
     def measure(self, num_rows: int) -> None:
-        """Join as many passes of so many rows as are sooner done together, on average, than one after another."""
+        """Join as many passes of `num_rows` rows as finish sooner together, on average, than one after another."""
         if self._most:
             return
         alone_s, found = self._seconds(1, num_rows), 1
@@ -82,12 +82,12 @@ class JointPasses(Generic[Store]):
                 break
             found = count
         self._most = found
-        logger.info("drafts that are made together: up to %d", found)
+        logger.info("joint drafts: up to %d", found)
 
     def together(self, jobs: Sequence[Job]) -> None:
-        """Run jobs that draft, each for another sequence.
+        """Run drafting jobs of different sequences.
 
-        A pass that fails is made for each alone; what it raises then is that job's. A job that raises is logged.
+        If a joint pass fails, each job's pass is run alone and raises its own error. A job that raises is logged.
         """
         if len(jobs) == 1:
             jobs[0]()
@@ -109,7 +109,7 @@ class JointPasses(Generic[Store]):
         return self._forward.new_store()
 
     def run(self, store: Store, rows: Rows) -> FloatArray:
-        """Append the rows, with those of the other drafts that are being made; returns logits [num_logits, vocab]."""
+        """Append the rows, jointly with those of other drafts; returns logits [num_logits, vocab]."""
         if self._hub is None:
             return self._forward.run(store, rows)
         logits: FloatArray = self._hub.switch((store, rows))
@@ -132,12 +132,12 @@ class JointPasses(Generic[Store]):
         return self._forward.search(store, search)
 
     def _pass(self, asked: Sequence[tuple[Store, Rows]]) -> Sequence[FloatArray | Exception]:
-        """What one pass for all finds, or each alone where that fails; for each its logits, or what was raised."""
+        """Results of one joint pass, or of single passes if it fails: logits or exception each."""
         if len(asked) > 1:
             try:
                 logits = self._forward.run_many(asked)
-            except Exception as error:  # noqa: BLE001  whoever fails alone, too, is told
-                logger.warning("a pass for %d drafts failed, each has its own: %s", len(asked), error)
+            except Exception as error:  # noqa: BLE001  single passes raise their own errors
+                logger.warning("a joint pass of %d drafts failed, running them alone: %s", len(asked), error)
             else:
                 self.num_joint += 1
                 return logits
@@ -146,11 +146,11 @@ class JointPasses(Generic[Store]):
     def _alone(self, store: Store, rows: Rows) -> FloatArray | Exception:
         try:
             return self._forward.run(store, rows)
-        except Exception as error:  # noqa: BLE001  it is the job's own to handle
+        except Exception as error:  # noqa: BLE001  for the job to handle
             return error
 
     def _seconds(self, count: int, num_rows: int) -> float:
-        """What a pass of `num_rows` rows for each of `count` sequences takes."""
+        """Median seconds of a pass of `num_rows` rows for each of `count` sequences."""
         before = max(1, min(_PROMPT_ROWS, self.max_positions - num_rows))
         num_rows = min(num_rows, self.max_positions - before)
         stores = [self._forward.new_store() for _ in range(count)]
@@ -171,18 +171,18 @@ class JointPasses(Generic[Store]):
 
 
 def joined(forward: Forward[Any], most: int) -> Forward[Any]:
-    """The pass with drafts made together, at most so many (0: as many as pay); as it is where it cannot be joined."""
+    """The forward with joint drafts, at most `most` (0: as many as pay); unchanged if it cannot be joined."""
     if most == 1 or not isinstance(forward, JoiningForward):
         return forward
     try:
         return JointPasses(forward, most)
     except ImportError:
-        logger.warning("drafts are made one after another: greenlet is not installed")
+        logger.warning("no joint drafts: greenlet is not installed")
         return forward
 
 
 def _chain(before: int, count: int) -> Rows:
-    """Rows of a chain behind so many others."""
+    """Rows of a chain after `before` others."""
     mask = np.zeros((count, before + count), np.float32)
     mask[:, before:][np.triu_indices(count, 1)] = -np.inf
     return Rows(np.zeros(count, np.int64), np.arange(before, before + count), mask, count)
@@ -192,7 +192,7 @@ def _logged(job: Job) -> Job:
     def run() -> None:
         try:
             job()
-        except Exception:  # a bug in one job must not end the others
+        except Exception:  # one job's error must not end the others
             logger.exception("a draft failed beside others")
 
     return run

@@ -1,4 +1,4 @@
-"""The best tree of what has been read already. Pure: knows neither models nor noise."""
+"""Best tree of rows already read. Pure: depends on neither models nor noise."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from coppice.search.tree_limits import Children, TreeLimits
 
 
 class KnownRows(Protocol):
-    """Rows that were read, and what is expected behind each."""
+    """Rows already read, and their children."""
 
     def find(self, parent_row: int, token_id: int) -> int | None:
-        """The row of a node that was read."""
+        """Row of a node that was read."""
         ...
 
     def children(self, row: int) -> Children:
-        """What is expected behind a row; -1 is the end of the committed tokens."""
+        """Children of a row; -1 is the end of the committed tokens."""
         ...
 
 
 def known_tree(known: KnownRows, top: int, limits: TreeLimits, source: str) -> TokenTree:
-    """The likeliest `max_nodes` nodes behind the row `top`, of those whose parents were read; likeliest first.
+    """Likeliest `max_nodes` nodes after the row `top`, among children of rows already read; likeliest first.
 
-    It is the tree that `build_tree` finds where no step has to pay, but takes about as long as it has nodes: a node's
-    next sibling and its first child are looked at when it is taken, and no others. Of `limits`, those of steps and of
-    rows mean nothing here.
+    Equal to the tree of `build_tree` if steps need not pay, but in time proportional to its nodes: only a taken node's
+    next sibling and first child are considered. Limits on steps and rows are ignored.
     """
     token_ids: list[int] = []
     parents: list[int] = []
     log_probs: list[float] = []
     least, most = limits.min_path_log_prob, limits.max_nodes
     behind = known.children(top)
-    # Minus the path's log-probability; then, for ties, the node's parent and its place among siblings. Behind these the
-    # siblings, the row of their parent, their depth, and the log-probability of the path to there.
+    # Negated path log-probability; for ties, the parent and rank; then siblings, their parent's row, depth, and the
+    # path log-probability of the parent.
     heap: list[tuple[float, int, int, Children, int, int, float]] = []
     if behind.token_ids and limits.max_depth > 0:
         heap.append((-behind.log_probs[0], ROOT, 0, behind, top, 1, 0.0))

@@ -1,7 +1,7 @@
-"""The outcomes of a tree in verification that are worth drafting for. Pure: knows neither models nor noise.
+"""Outcomes of a tree under verification that are worth drafting for. Pure: depends on neither models nor noise.
 
-An outcome of a tree is an accepted path, from the root down to any node, and a token that is no child where the path
-ends. The drafter's own children of a node say how likely each is.
+An outcome is an accepted path, from the root to any node, and a token that is not a child of its end. The drafter's
+children of a node give its probability.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coppice.search.tree_limits import Children
 
 
 class LikelyOutcome(NamedTuple):
-    """The path that ends at node `end` (-1: nothing is accepted), then `token_id`; and the log of its probability."""
+    """Accepted path that ends at node `end` (-1: none), the token after it, and their log-probability."""
 
     end: int
     token_id: int
@@ -25,24 +25,24 @@ class LikelyOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """How many tokens are tried behind an accepted path: `first` behind the likeliest, then `ratio` times as many.
+    """Tokens tried after an accepted path: `first` after the likeliest, then `ratio` times as many, at least one.
 
-    Behind every path at least one. Saguaro's (2603.03251) shares fall geometrically, too.
+    Geometric, as the allotments in Saguaro (2603.03251).
     """
 
     first: int = 8
     ratio: float = 0.8
 
     def at(self, rank: int) -> int:
-        """Tokens behind the path of this rank, 0 being the likeliest."""
+        """Tokens after the path of this rank, 0 being the likeliest."""
         return max(1, int(self.first * self.ratio**rank))
 
 
 def own_path_log_probs(tree: TokenTree, children: Mapping[int, Children]) -> list[float]:
-    """The drafter's log-probability of each node's path, whatever the tree says; the tree may have other sources.
+    """The drafter's own log-probability of each node's path, for trees that may have other sources.
 
-    `children` are what the drafter expects behind nodes, -1 being the root. A token that is not listed there counts as
-    the last one that is; behind a node that is not in `children`, tokens count as certain.
+    `children` are the drafter's children by node, -1 being the root. An unlisted token counts as the last listed one;
+    after nodes not in `children` tokens count as certain.
     """
     sums: list[float] = []
     listed = {node: dict(zip(one.token_ids, one.log_probs, strict=True)) for node, one in children.items()}
@@ -56,7 +56,7 @@ def own_path_log_probs(tree: TokenTree, children: Mapping[int, Children]) -> lis
 def likely_outcomes(
     tree: TokenTree, children: Mapping[int, Children], fan_out: FanOut, most: int
 ) -> Sequence[LikelyOutcome]:
-    """At most `most` outcomes, the likeliest first; those of paths whose end is in `children` alone."""
+    """At most `most` outcomes, likeliest first, of paths whose end is in `children`."""
     paths = own_path_log_probs(tree, children)
     ends: list[tuple[float, int, list[LikelyOutcome]]] = []
     for node, found in children.items():
@@ -67,7 +67,7 @@ def likely_outcomes(
             if (node, token) not in tree.children
         ]
         if bonus:
-            # How likely the path is accepted that far and no further.
+            # Probability that exactly this path is accepted.
             ends.append((-sum(math.exp(one.log_prob) for one in bonus), node, bonus))
     chosen = [one for rank, (_, _, bonus) in enumerate(sorted(ends)) for one in bonus[: fan_out.at(rank)]]
     return sorted(chosen, key=lambda one: (-one.log_prob, one.end, one.token_id))[:most]

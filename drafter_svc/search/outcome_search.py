@@ -1,4 +1,4 @@
-"""Drafting ahead: what may follow the likely outcomes of the tree that is being verified, one short step at a time."""
+"""Drafting ahead: continuations of likely outcomes of the tree under verification, in short steps."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from drafter_svc.search.ahead_pace import AheadPace
 from drafter_svc.search.known_tree import KnownRows
 from drafter_svc.search.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes, own_path_log_probs
 
-# Nodes of the expected tree that are accepted less often than this are not read: nothing behind them is likely.
+# Path probability below which nodes of the expected tree are not read.
 _LEAST_REACH = math.log(0.01)
 USUAL_FAN_OUT = FanOut()
-# Least likelihood of a row, compared with the likeliest of its step: eight rows take four times as long as one.
+# Least probability of a row relative to the likeliest of its step: eight rows take four times as long as one.
 _LEAST_SHARE = math.log(0.1)
-# Trees that are put together per step.
+# Trees assembled per step.
 _TREES_PER_STEP = 4
-# Most outcomes that are drafted for.
+# Most outcomes drafted for.
 MOST_OUTCOMES = 24
 
 
 class Row(NamedTuple):
-    """A node to read: the row of its parent (-1: the end of the committed tokens), its token, and its depth from 1."""
+    """Node to read: its parent's row (-1: end of the committed tokens), token, and depth from 1."""
 
     parent_row: int
     token_id: int
@@ -36,24 +36,23 @@ class Row(NamedTuple):
 
 
 class Reader(KnownRows, Protocol):
-    """What has been read behind the committed tokens, and how more is."""
+    """Rows read after the committed tokens, and a way to read more."""
 
     def read_rows(self, rows: Sequence[Row]) -> None:
         """Read nodes whose parents were read, in one forward pass."""
         ...
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
-        """The best tree behind a row at this depth, of what has been read."""
+        """Best tree after a row at this depth, from rows already read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAhead:
-    """How far is drafted while the verifier is busy.
+    """Limits of drafting ahead.
 
-    At most `max_steps` forward passes per round of at most `width` rows, each of which promises at least
-    `min_step_gain` accepted tokens; `max_nodes` in all trees together, which bounds the message. Time is what `clock`
-    says, in seconds.
+    At most `max_steps` forward passes per round, of at most `width` rows, each with at least `min_step_gain` expected
+    accepted tokens; `max_nodes` over all trees bounds the message. `clock` returns seconds.
     """
 
     max_steps: int = 0
@@ -65,22 +64,23 @@ class DraftAhead:
 
 
 class OutcomeSearch:
-    """First the expected tree's nodes are read, then its outcomes and what may follow them, the likeliest first."""
+    """Reads the expected tree's nodes, then its outcomes and their continuations, likeliest first."""
 
     def __init__(
         self, expected: TokenTree, reader: Reader, limits: TreeLimits, ahead: DraftAhead, pace: AheadPace
     ) -> None:
-        """`limits` are those of a draft behind an outcome; `max_depth` counts from the committed tokens."""
+        """`limits` are those of a draft after an outcome; `max_depth` counts from the committed tokens."""
         self._expected = expected
         self._reader = reader
         self._limits = limits
         self._ahead = ahead
         self._pace = pace
         self._steps_left = ahead.max_steps
-        # Of each node of the expected tree, and of the root, its row once that is known.
+        # Known rows of the expected tree's nodes and of the root.
         self._rows: dict[int, int] = {ROOT: ROOT}
         self._outcomes: Sequence[LikelyOutcome] | None = None
-        # What may be read next, likeliest first: minus the log-probabilities of all of it and of it behind the outcome.
+        # Candidates to read, likeliest first: negated log-probabilities of the whole path and of its part after the
+        # outcome.
         self._open: list[tuple[float, float, Row]] = []
         self._left: list[LikelyOutcome] = []
         self._drafts: list[AheadDraft] = []
@@ -89,7 +89,7 @@ class OutcomeSearch:
         self.is_over = False
 
     def step(self) -> bool:
-        """One forward pass, or a few trees of what was read; whether there is more to do."""
+        """Run one forward pass, or assemble a few trees; returns whether there is more to do."""
         if self._outcomes is None and not self._read_expected():
             self._choose_outcomes()
         elif self._outcomes is not None and not (self._may_read and self._read_behind()):
@@ -98,7 +98,7 @@ class OutcomeSearch:
         return not self.is_over
 
     def take(self) -> tuple[AheadDraft, ...]:
-        """The trees, the likeliest outcome first: once, when it is over."""
+        """The trees, likeliest outcome first: once, when the search is over."""
         if not self.is_over or self._is_taken:
             return ()
         self._is_taken = True
@@ -112,7 +112,7 @@ class OutcomeSearch:
         return {node: self._reader.children(row) for node, row in self._rows.items()}
 
     def _read_expected(self) -> bool:
-        """Read nodes of the expected tree; False when none is left that matters."""
+        """Read nodes of the expected tree; False if none is left that matters."""
         tree, reader = self._expected, self._reader
         for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
             if node not in self._rows and parent in self._rows:
@@ -155,7 +155,7 @@ class OutcomeSearch:
             heapq.heappush(self._open, (-log_prob, -behind, row))
 
     def _read_behind(self) -> bool:
-        """Read the likeliest nodes from the outcomes on; False when they promise too little."""
+        """Read the likeliest nodes after the outcomes; False if they promise too little."""
         chosen: list[tuple[float, float, Row]] = []
         wanted: list[Row] = []
         least = self._open[0][0] - _LEAST_SHARE if self._open else 0.0
@@ -171,7 +171,7 @@ class OutcomeSearch:
             self._reader.read_rows(wanted)
         for log_prob, behind, row in chosen:
             here = self._reader.find(row.parent_row, row.token_id)
-            assert here is not None, "it was read just now, or before"
+            assert here is not None, "it has been read"
             found = self._reader.children(here)
             for token, value in zip(found.token_ids, found.log_probs, strict=True):
                 if value - behind < self._limits.min_path_log_prob:
@@ -180,9 +180,9 @@ class OutcomeSearch:
         return bool(chosen)
 
     def _put_together(self) -> None:
-        """Make the trees behind the next few outcomes; those that there is no time for are left out."""
+        """Assemble the trees after the next few outcomes, as far as time allows."""
         for _ in range(_TREES_PER_STEP):
-            # Each of the others has at least one node.
+            # Reserve one node for each of the others.
             room = self._ahead.max_nodes - self._num_nodes - len(self._left) + 1
             if not self._left or room <= 0 or (self._drafts and not self._pace.may_make):
                 self.is_over = True

@@ -1,4 +1,4 @@
-"""The model that a block drafter starts from: the small LM, with masks in its vocabulary and perhaps more layers."""
+"""Starting model of a block drafter: the small LM with masks in its vocabulary, and optional layers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from transformers import LlamaForCausalLM
 from coppice.training.block_layout import BlockLayout
 from coppice.training.transition import TrainedTransition
 
-# Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
+# Masks start as the mean embedding plus noise, at this fraction of the embeddings' spread.
 _MASK_SPREAD = 0.1
 
 
 def new_block_model(
     start: LlamaForCausalLM, num_masks: int, extra_layers: int, seed: int, transition_rank: int = 0
 ) -> LlamaForCausalLM:
-    """A model that says at every token what `start` says, with `num_masks` more embeddings at the vocabulary's end.
+    """A model equal to `start` on tokens, with `num_masks` more embeddings at the end of the vocabulary.
 
-    Further layers are copies of the last one that add nothing at first: their last matrices are zero. With a
-    `transition_rank` it also has a `transition`, which adds nothing at first either.
+    Additional layers are copies of the last one with zero output matrices, so they add nothing at first. With
+    `transition_rank` it also has a `transition`, initially zero.
     """
     generator = torch.Generator().manual_seed(seed)
     config = copy.deepcopy(start.config)
@@ -46,7 +46,7 @@ def new_block_model(
 
 
 def freeze_tokens(model: LlamaForCausalLM, num_masks: int) -> None:
-    """From now on the embeddings of tokens learn nothing; those of the masks, the vocabulary's last, do."""
+    """Freeze the embeddings of tokens; those of the masks, last in the vocabulary, stay trainable."""
     model_: Any = model
     for table in (model_.get_input_embeddings().weight, model_.get_output_embeddings().weight):
         learns = torch.zeros(len(table), 1)
@@ -55,15 +55,15 @@ def freeze_tokens(model: LlamaForCausalLM, num_masks: int) -> None:
 
 
 def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, groups: Tensor) -> Tensor:
-    """`layout.run`, and what the model's transition adds where it has one: scores of tokens alone then, not of masks.
+    """`layout.run` plus the model's transition, if any; then scores of tokens only, without masks.
 
-    Of the tokens between the text that a mask sees and the one that it predicts, the transition is told the last.
+    Of the tokens between the text a mask sees and the one it predicts, the transition sees the last.
     """
     return with_transition(model, layout, token_ids, layout.run(model, token_ids, groups))
 
 
 def with_transition(model: nn.Module, layout: BlockLayout, token_ids: Tensor, logits: Tensor) -> Tensor:
-    """Logits [R, G, 1 + K, V] of the layout's blocks with what the model's transition adds, where it has one."""
+    """Logits [R, G, 1 + K, V] of the layout's blocks plus the model's transition, if any."""
     transition: TrainedTransition | None = getattr(model, "transition", None)
     if transition is None:
         return logits
@@ -73,6 +73,6 @@ def with_transition(model: nn.Module, layout: BlockLayout, token_ids: Tensor, lo
 
 
 def mask_ids(model: LlamaForCausalLM, num_masks: int) -> torch.Tensor:
-    """The ids of the masks [num_masks]: the vocabulary's last."""
+    """Ids of the masks [num_masks], the vocabulary's last."""
     size: int = model.config.vocab_size
     return torch.arange(size - num_masks, size)

@@ -30,13 +30,12 @@ EVALUATION_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockRecipe:
-    """Everything that decides the result of a run, but for the target and the model that it starts from.
+    """All settings that determine a run, except the target and the starting model.
 
-    A block has `block` tokens; in every step, `groups` blocks of each of `rows` rows are predicted. `position_decay` is
-    the number of places over which a token's weight falls by a factor of e. `diffusion_share` of the steps are on the
-    diffusion objective alone; it is 0 for drafts that are not denoised. `transition_rank` is that of what the token
-    before says of the next one; 0 for drafts of which every token stands for itself. `layers_alone`: the embeddings of
-    tokens stay those of the model that it starts from, and the checkpoint has none.
+    A block has `block` tokens; each step predicts `groups` blocks in each of `rows` rows. `position_decay` is the
+    number of positions over which a token's weight falls by a factor of e. `diffusion_share` is the fraction of steps
+    on the diffusion objective only; 0 for drafts that are not denoised. `transition_rank` is the rank of the
+    transition; 0 for none. `layers_alone`: token embeddings are frozen and not part of the checkpoint.
     """
 
     kind: str
@@ -58,7 +57,7 @@ class BlockRecipe:
 
 
 class Objective(Protocol):
-    """What a kind is trained for."""
+    """Training objective of a kind."""
 
     @property
     def sees_all(self) -> bool:
@@ -67,11 +66,11 @@ class Objective(Protocol):
 
     @property
     def num_masks(self) -> int:
-        """Ids that are added to the vocabulary."""
+        """Ids added to the vocabulary."""
         ...
 
     def loss(self, model: nn.Module, batch: TaughtRows, masks: Tensor, step: int) -> Tensor:
-        """The loss of a step, a function of model, batch, seed and step; `masks` are the ids of the vocabulary's."""
+        """Loss of a step, a function of model, batch, seed and step; `masks` are ids of the vocabulary."""
         ...
 
 
@@ -84,7 +83,7 @@ def train_block_drafter(
     objective: Objective,
     story: str,
 ) -> None:
-    """Train, measure, and write the checkpoint with its card and `drafter.json`. `story` is what the card says of it.
+    """Train, measure, and write the checkpoint with its card and `drafter.json`; `story` is for the card.
 
     Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
@@ -97,7 +96,7 @@ def train_block_drafter(
     if recipe.layers_alone:
         freeze_tokens(model, objective.num_masks)
     masks = mask_ids(model, objective.num_masks)
-    # A block's rows hold the masks in order, or the only one again and again.
+    # A block's rows hold the masks in order, or a single one repeated.
     filling = masks[torch.arange(recipe.block - 1) % len(masks)]
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
     layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, len(filling), objective.sees_all)
@@ -144,9 +143,9 @@ def write_calibration(
     context: int,
     others: Mapping[str, object] | None = None,
 ) -> None:
-    """Write `drafter.json`, without which the checkpoint is none of a drafter; `context` is that of training rows.
+    """Write `drafter.json`, which makes the checkpoint a drafter's; `context` is the length of training rows.
 
-    `others` are what else it says.
+    `others` are further entries.
     """
     calibration = {
         "kind": kind,

@@ -41,10 +41,10 @@ START = "small-lm"
 
 @dataclass(frozen=True, slots=True)
 class BoostRecipe:
-    """Everything that decides the result of a run, but for the target and the small LM that all of them start from.
+    """All settings that determine a run, except the target and the small LM that all models start from.
 
-    `number` counts the boosted models from 1 on; 0 is the data that all share. A token is missed if it is not among the
-    first `children` of any model before; the others weigh `kept_weight`.
+    `number` counts the boosted models from 1; 0 is for the shared data. A token is missed if it is not among the first
+    `children` of any earlier model; others have weight `kept_weight`.
     """
 
     number: int = 0
@@ -95,16 +95,16 @@ def train_boost(
 def missed(
     taught: TaughtRows, scores: Sequence[Tensor], children: int, temperatures: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Where no model has the target's token among its first children, everybody adding the same noise [rows, length].
+    """Whether no model has the target's token among its first children, all with the same noise [rows, length].
 
-    Of the target's view the likeliest tokens are known; children are counted among those.
+    Of the target's distribution only the likeliest tokens are known; children are counted among those.
 
     Args:
         taught: text with the target's view of it.
         scores: logits of each model [rows, length, vocab].
-        children: of each model at each position.
-        temperatures: of the noise, by row [rows].
-        generator: of the noise.
+        children: children per model and position.
+        temperatures: temperature of the noise by row [rows].
+        generator: random generator of the noise.
     """
     noise = gumbel(taught.top_ids.shape, generator) * temperatures[:, None, None]
     right = (taught.top_log_probs + noise).argmax(-1, keepdim=True)
@@ -118,7 +118,7 @@ def missed(
 def boosted_loss(
     model: nn.Module, models: Sequence[PreTrainedModel], batch: TaughtRows, recipe: BoostRecipe, step: int
 ) -> Tensor:
-    """The distillation loss, tokens that all `models` miss weighing 1 and the others `kept_weight`."""
+    """Distillation loss with weight 1 for tokens that all `models` miss and `kept_weight` for others."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     drawn = torch.randint(len(TEMPERATURES), (len(batch),), generator=generator)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def boosted_loss(
 def _trained(
     models: Sequence[LlamaForCausalLM], taught: TaughtRows, store: TokenStore, recipe: BoostRecipe, state_dir: Path
 ) -> tuple[LlamaForCausalLM, TrainingLoop]:
-    """A model that began as the first of `models`, trained on what all of them miss; embeddings stay as they are."""
+    """A copy of the first of `models`, trained on tokens that all of them miss, with frozen embeddings."""
     model = LlamaForCausalLM(models[0].config)
     model.load_state_dict(models[0].state_dict())
     for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):

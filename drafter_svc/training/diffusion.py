@@ -21,9 +21,9 @@ from coppice.training.teacher import TaughtRows, distillation_terms
 from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
 
 KIND = "diffusion"
-# A layer more than the small LM: it is paid once per block, and masks have farther to look than tokens.
+# One layer more than the small LM: it costs once per block, and masks must look farther than tokens.
 EXTRA_LAYERS = 1
-# Of the steps, those on the diffusion objective alone; of the blocks of later steps, those that are still on it.
+# Fraction of steps on the diffusion objective only, and fraction of blocks on it in later steps.
 DIFFUSION_SHARE = 0.4
 KEPT_SHARE = 0.25
 STORY = """
@@ -63,11 +63,11 @@ class DiffusionObjective:
     recipe: BlockRecipe
 
     def diffused_share(self, step: int) -> float:
-        """The share of a step's blocks that are masked at random."""
+        """Fraction of a step's blocks that are masked at random."""
         return 1.0 if step < self.recipe.diffusion_share * self.recipe.steps else KEPT_SHARE
 
     def loss(self, model: nn.Module, batch: TaughtRows, masks: Tensor, step: int) -> Tensor:
-        """The loss of blocks at random places."""
+        """Loss of blocks at random positions."""
         recipe, num_rows = self.recipe, self.recipe.block - 1
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         length = batch.token_ids.shape[1]

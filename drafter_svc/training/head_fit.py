@@ -16,12 +16,12 @@ from torch import Tensor
 # Shares of the mean moment and curvature that are added to each, so that what was hardly seen changes little.
 _MOMENT_RIDGE = 0.1
 _CURVATURE_RIDGE = 0.1
-# Of a step, what is tried.
+# Fractions of a step that are tried.
 _SHARES = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class HeadSums:
-    """What a step needs to know of all rows."""
+    """Sums over all rows that a step needs."""
 
     def __init__(self, num_places: int, num_inputs: int, hidden: int) -> None:
         self._moments = torch.zeros(num_inputs, num_inputs)
@@ -31,11 +31,11 @@ class HeadSums:
         self._counts = torch.zeros(2)
 
     def state(self) -> tuple[Tensor, ...]:
-        """All that `restore` needs."""
+        """State for `restore`."""
         return self._moments, self._slopes, self._curvatures, self._counts
 
     def restore(self, state: tuple[Tensor, ...]) -> None:
-        """Be what another was."""
+        """Restore a state."""
         self._moments, self._slopes, self._curvatures, self._counts = state
 
     def add(self, inputs: Tensor, slopes: Tensor) -> None:
@@ -52,7 +52,7 @@ class HeadSums:
         self._counts[1] += len(probabilities)
 
     def step(self) -> Tensor:
-        """By how much the heads change [P, H, D]."""
+        """Step of the heads [P, H, D]."""
         moments = _with_ridge(self._moments / self._counts[0], _MOMENT_RIDGE)
         curvatures = [_with_ridge(one / self._counts[1], _CURVATURE_RIDGE) for one in self._curvatures]
         along = torch.linalg.solve(moments, self._slopes / self._counts[0], left=False)

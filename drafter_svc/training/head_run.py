@@ -1,4 +1,4 @@
-"""The run that fits heads to text which the target has looked at: a few steps, each made from all of it."""
+"""Run that fits heads to text with the target's distributions: a few steps, each from all of the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coppice.training.teacher import TaughtRows, committed_states, distillation_
 from drafter_svc.training.head_fit import HeadSums, best_shares
 from drafter_svc.training.trunk import Trunk
 
-# Every so many batches are looked at for the curvature, which needs few.
+# One batch in so many is used for the curvature, which needs few.
 _CURVATURE_EVERY = 8
 # One batch in so many judges the steps; none is made from it.
 _JUDGING_ONE_IN = 16
@@ -25,7 +25,7 @@ _JUDGING_ONE_IN = 16
 
 @dataclass(frozen=True, slots=True)
 class HeadPace:
-    """How many steps there are, and how text is looked at: so many rows at a time, with so many blocks in each.
+    """Number of steps, rows per batch and blocks per row.
 
     `position_decay` is the number of places over which a token's weight in the loss falls by a factor of e.
     """

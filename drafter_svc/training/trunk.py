@@ -52,7 +52,7 @@ class Trunk:
 
     @torch.no_grad()
     def rows(self, layout: BlockLayout, token_ids: Tensor) -> Tensor:
-        """What the output layer is given of the layout's blocks [R, G, 1 + K, H]."""
+        """Inputs of the output layer for the layout's blocks [R, G, 1 + K, H]."""
         masks = torch.arange(self.vocab_size, len(self.embeddings)).expand(len(token_ids), len(layout.anchors), -1)
         dtype = training_dtype()
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -63,7 +63,7 @@ class Trunk:
         return with_transition(self.model, layout, token_ids, rows @ self.table.T)
 
     def inputs(self, layout: BlockLayout, token_ids: Tensor, features: Tensor) -> Tensor:
-        """What heads are given after each anchor [R, G, D]: feature, then token; zeros where there is no feature."""
+        """Inputs of the heads after each anchor [R, G, D]: feature, then token; zeros without a feature."""
         own = features[:, layout.anchors].float()
         tokens = even_rows(self.embeddings[token_ids[:, layout.anchors]])
         return torch.cat([even_rows(own), tokens], -1) * (own != 0).any(-1, keepdim=True)

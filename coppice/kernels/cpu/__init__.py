@@ -1,4 +1,4 @@
-"""Shared parts of all services' CPU kernels: compiler, sums, exponentials, norms, products, top-k, memory and threads.
+"""CPU kernels shared by services: compiler, sums, exponentials, norms, products, top-k, memory and threads.
 
-For kernels of the services, `coppice.core` and `coppice.search`. What only one service computes is in its own room.
+For the services' kernels, `coppice.core` and `coppice.search`. Kernels of a single service are in its own package.
 """

@@ -1,4 +1,4 @@
-"""Compiling innermost loops with Numba. Importing this fails where Numba is not installed."""
+"""Compilation of inner loops with Numba. The import fails without Numba."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import numba
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be reordered and multiplications fused; infinities stay what they are.
+# Sums may be reordered and multiply-adds fused; infinities and NaN are kept.
 _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, for speed: sums may be taken in any order."""
+    """Compile on the first call, for speed: sums may be reordered."""
     return _compile(function, _FAST_MATH)
 
 
 def compiled_exactly(function: Function) -> Function:
-    """Compile a function at its first call, such that every operation is done and rounded as it is written."""
+    """Compile on the first call, with every operation done and rounded as written."""
     return _compile(function, fast_math=False)
 
 
 def _compile(function: Function, fast_math: set[str] | bool) -> Function:
-    """The machine code is kept on disk where there is a place for it."""
+    """Compile, caching machine code on disk if possible."""
     directory = _cache_directory(function.__module__.partition(".")[0])
-    # Divisions by zero give infinities, as in numpy.
+    # Division by zero gives infinity, as in numpy.
     with _caching_in(directory):
         decorator: Any = numba.njit(fastmath=fast_math, error_model="numpy", nogil=True, cache=directory is not None)
         result = decorator(function)
@@ -42,7 +42,7 @@ def _compile(function: Function, fast_math: set[str] | bool) -> Function:
 
 @cache
 def _cache_directory(package: str) -> Path | None:
-    """Where machine code of this package's present sources, which may call this file's package, is kept.
+    """Cache directory of machine code for the current sources of a package and of this one, which it may call.
 
     Numba itself looks at the file of the compiled function alone, and would go on using what was compiled with an
     older version of a function that it calls in another file.
@@ -66,7 +66,7 @@ def _cache_directory(package: str) -> Path | None:
 
 @contextlib.contextmanager
 def _caching_in(directory: Path | None) -> Iterator[None]:
-    """Have what is decorated meanwhile keep its machine code in `directory`."""
+    """Make functions decorated meanwhile cache their machine code in `directory`."""
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = before if directory is None else str(directory)

@@ -1,8 +1,8 @@
-"""exp of many numbers at once, compiled to vectors.
+"""exp of many numbers at once, vectorised by the compiler.
 
-exp(x) = 2^n * exp(f) with a whole n and |f| <= ln 2 / 2, exp(f) by its series: loops that compile to vectors, which
-calls of the library's own exp do not. There are two of them since one function has machine code of one kind: with or
-without leave to reorder.
+exp(x) = 2^n * exp(f) with integer n and |f| <= ln 2 / 2, exp(f) by its series. Such loops compile to vector code,
+unlike calls of the library's exp. There are two versions because a function has one set of floating-point flags: with
+or without reordering.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coppice.kernels.cpu.compiler import compiled, compiled_exactly
 FloatArray = npt.NDArray[np.float32]
 
 _LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts: the first has so few bits that its product with a whole number is exact.
+# ln 2 in two parts; the first has few bits, so its product with an integer is exact.
 _LN_2_HIGH = np.float32(0.693359375)
 _LN_2_LOW = np.float32(-2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
@@ -26,7 +26,7 @@ _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / number) for number in (2, 6, 24, 120, 
 
 @compiled
 def exponentials(values: FloatArray) -> None:
-    """exp of every value [n], in place and to six digits; below -87 it stays at exp(-87)."""
+    """exp of every value [n], in place, to six digits; clamped at exp(-87)."""
     exponents = np.empty(len(values), np.int32)
     for index in range(len(values)):
         x = min(max(values[index], _LOWEST), _HIGHEST)
@@ -42,9 +42,9 @@ def exponentials(values: FloatArray) -> None:
 
 @compiled_exactly
 def exact_exponentials(numbers: FloatArray, highest: np.float32) -> None:
-    """exp(number - highest) of every number [n], none above the highest, in place and to six digits.
+    """exp(number - highest) of every number [n], none above `highest`, in place, to six digits.
 
-    Below -87 it stays at exp(-87). A number's result is the same bits wherever it stands.
+    Clamped at exp(-87). Bits of a result do not depend on its position.
     """
     exponents = np.empty(len(numbers), np.int32)
     for index in range(len(numbers)):

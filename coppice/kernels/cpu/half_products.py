@@ -1,7 +1,6 @@
-"""Products with tables in bfloat16, compiled, on the thread that asks for them.
+"""Products with bfloat16 tables, compiled, on the calling thread.
 
-Tables are read from memory for every draft, and that takes longer than what is computed of them; a library's own
-threads would wait for a processor.
+Reading the tables from memory takes longer than the arithmetic; a library's threads would wait for a core.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def _number(_typing: Any, half: Any) -> Any:
-    """The number in single precision whose upper half the bits of a bfloat16 are."""
+    """Single-precision number from the bits of a bfloat16, its upper half."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         word = ir.IntType(32)
@@ -30,7 +29,7 @@ def _number(_typing: Any, half: Any) -> Any:
     return numba.core.types.float32(half), generate
 
 
-# For compiled code alone.
+# For compiled code only.
 number: Any = intrinsic(_number)
 
 
@@ -42,7 +41,7 @@ def scores_behind(
 
     Args:
         scores: [depths, vocab].
-        rows: which of them [n].
+        rows: indices into `scores` [n].
         before: [n, rank].
         behind: [rank, vocab].
         sigmas: [n].
@@ -60,7 +59,7 @@ def add_multiples(table: HalfArray, factors: FloatArray, result: FloatArray) -> 
     """Add each row of a table [rows, n], times its factor [rows], to numbers [n], in place."""
     row = 0
     while row + 4 <= len(factors):
-        # Four at a time, since what they are added to is loaded and stored each time.
+        # Four at a time: `result` is loaded and stored each time.
         a, b, c, d = table[row], table[row + 1], table[row + 2], table[row + 3]
         by_a, by_b, by_c, by_d = factors[row], factors[row + 1], factors[row + 2], factors[row + 3]
         for column in range(len(result)):

@@ -1,4 +1,4 @@
-"""Tables in bfloat16 for loops that numpy has no such type for: the upper halves of the bits of single precision."""
+"""bfloat16 tables, which numpy lacks, as the upper halves of single-precision bits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ HalfArray = npt.NDArray[np.uint16]
 
 
 def halves(table: FloatArray) -> HalfArray:
-    """A table of finite numbers, rounded to the nearest bfloat16, ties to even, and contiguous."""
+    """A table of finite numbers rounded to bfloat16 (to nearest, ties to even), contiguous."""
     bits = np.ascontiguousarray(table, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
     return (rounded >> 16).astype(np.uint16)
 
 
 def floats(table: HalfArray) -> FloatArray:
-    """The numbers of such a table."""
+    """Single-precision numbers of such a table."""
     return (table.astype(np.uint32) << 16).view(np.float32)

@@ -1,9 +1,8 @@
-"""Memory in huge pages, where the system has them for who asks.
+"""Memory in huge pages, where the system offers them on request.
 
-A pass of a model on a CPU reads all of its weights, 58 MB in single precision for the bundled target. In pages of 4 KiB
-that is fourteen thousand places to look up, and what is near in one page is anywhere in the next: how long a pass takes
-then differs from process to process. glibc's allocator asks for huge pages where `GLIBC_TUNABLES` says so, and reads it
-once, when a process starts. Other allocators ignore it.
+A pass on a CPU reads all weights, 58 MB in single precision for the bundled target: fourteen thousand pages of 4 KiB.
+Page table lookups and physical placement then make the duration of a pass differ between processes. glibc's allocator
+requests huge pages if `GLIBC_TUNABLES` says so, which it reads at process start. Other allocators ignore it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"
-# Linux's: which of its modes is in brackets is on. Only with `madvise` does it matter who asks.
+# The active mode is in brackets. Requests only matter with `madvise`.
 MODE_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 ASKING = "[madvise]"
 
@@ -25,9 +24,9 @@ Start = Callable[[str, list[str], dict[str, str]], object]
 def start_with_huge_pages(
     env: Mapping[str, str] = os.environ, mode_file: Path = MODE_FILE, start: Start = os.execve
 ) -> None:
-    """Start this process anew with the setting, which its children inherit, unless the environment has one of its own.
+    """Restart this process with the setting, which children inherit, unless the environment has one.
 
-    For the first lines of a program: nothing that was done so far is kept.
+    For the first lines of a program: all state is lost.
     """
     if VARIABLE in env or not _is_asked_for(mode_file):
         return

@@ -1,7 +1,7 @@
-"""Sums and maxima of many numbers, in an order that is written down. Compiled without leave to change it.
+"""Sums and maxima in a fixed order, compiled without reordering.
 
-Each loop runs over independent numbers side by side (lanes), which become vectors; what is added up is added in the
-order of the text, so that the same inputs give the same bits wherever they stand.
+Loops run over independent numbers (lanes), which become vectors; additions are in source order, so equal inputs give
+equal bits at any position.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from coppice.kernels.cpu.compiler import compiled_exactly
 
 FloatArray = npt.NDArray[np.float32]
 
-# Partial sums of a long sum: position p goes to lane p mod LANES.
+# Partial sums: position p belongs to lane p mod LANES.
 LANES = 16
 
 
 @compiled_exactly
 def lane_sum(numbers: FloatArray) -> np.float32:
-    """The sum of `numbers` [a multiple of LANES]: one partial sum per lane, then these pairwise."""
+    """Sum of `numbers` [a multiple of LANES]: one partial sum per lane, then pairwise."""
     lanes = np.zeros(LANES, np.float32)
     for start in range(0, len(numbers), LANES):
         some = numbers[start : start + LANES]
@@ -35,7 +35,7 @@ def lane_sum(numbers: FloatArray) -> np.float32:
 
 @compiled_exactly
 def lane_max(numbers: FloatArray) -> np.float32:
-    """The largest of `numbers` [a multiple of LANES]."""
+    """Maximum of `numbers` [a multiple of LANES]."""
     lanes = np.full(LANES, np.float32(-np.inf))
     for start in range(0, len(numbers), LANES):
         some = numbers[start : start + LANES]

@@ -1,7 +1,7 @@
-"""RMS norms of rows, compiled: as tensor operations they are eight, a tenth of a small pass.
+"""RMS norms of rows, compiled: as eight tensor operations they take a tenth of a small pass.
 
-There are two of them, as of exponentials: one that may add up in any order, for drafts, and a slower one whose order is
-written down, for the verifier.
+Two versions, as for exponentials: one that may reorder sums, for drafts, and a slower one of fixed order, for the
+verifier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coppice.kernels.cpu.lane_sums import lane_sum
 
 @compiled
 def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: FloatArray) -> None:
-    """Every row over the root of its mean square, times `weight`.
+    """Each row divided by its root mean square, times `weight`.
 
     Args:
         rows: [N, width].
@@ -35,9 +35,9 @@ def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: Float
 
 @compiled_exactly
 def exact_rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: FloatArray) -> None:
-    """As `rms_norm`, each row added up by itself and in order: its bits do not depend on the rows beside it.
+    """Like `rms_norm`, with each row summed in a fixed order: bits do not depend on other rows.
 
-    The width has to be a multiple of `lane_sums.LANES`, and `result` another array than `rows`.
+    The width must be a multiple of `lane_sums.LANES`, and `result` a different array than `rows`.
     """
     width = len(weight)
     for index in range(len(rows)):

@@ -1,10 +1,9 @@
-"""The spin time of torch's waiting threads before they sleep. To be set before torch is imported.
+"""Spin time of torch's waiting threads. Set it before torch is imported.
 
-By default they spin for ever: a second process on the same cores then turns a 4 ms pass into hundreds of
-milliseconds, since every barrier waits for a thread that has lost its core. Threads that never spin cost 4 ms more per
-pass on a quiet machine. A short spin keeps both within reach (measured on two cores, the bundled target, one row:
-endless spin 4.0 ms alone; none 8.2 ms alone; this count 4.1 ms alone and 13 ms beside a busy process, where a count
-ten times as high takes 62 ms).
+By default they spin forever: a second process on the same cores turns a 4 ms pass into hundreds of milliseconds, since
+every barrier waits for a thread without a core. Without any spinning a pass costs 4 ms more on a quiet machine. A
+short spin is close to the best of both (measured on two cores, bundled target, one row: endless spin 4.0 ms alone;
+none 8.2 ms alone; this count 4.1 ms alone and 13 ms with a busy process, where ten times the count takes 62 ms).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Products with weights packed once for oneDNN, where that is there and right; plain ones elsewhere.
+"""Products with weights packed once for oneDNN, if available and correct; plain products otherwise.
 
 PyTorch's fp32 matrix product on CPUs costs 1.4 to 1.6 times as much for two rows as for one; with packed weights
-eight rows cost about 1.1 times one row, which is what makes a small tree nearly free.
+eight rows cost about 1.1 times one row, which makes a small tree nearly free.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 # One packing serves all row counts; measured on 1 to 64 rows.
 _ROWS_HINT = 16
 _TRIED_ROWS = 3
-# Largest relative difference to the plain product that still counts as rounding.
+# Largest relative difference to the plain product that counts as rounding.
 _TOLERANCE = 1e-4
-# oneDNN keeps machine code for every count of rows that it has met, a few hundred KiB for each weight: prompts, which
-# have any length, would fill its cache with hundreds of MiB. More rows than a draft step's go in multiples.
+# oneDNN caches code per row count, a few hundred KiB per weight: prompts of any length would fill hundreds of MiB. Row
+# counts above a draft step's are padded to multiples.
 _FEW_ROWS = 8
 ROW_STEP = 16
-# A single row through a small weight is faster unpacked: the packed call costs about 10 us more to make.
+# A single row of a small weight is faster unpacked: a packed call costs about 10 us more.
 _SMALL_WEIGHT = 600_000
 
 
 @torch.inference_mode()
 def packed_product(weight: Tensor, bias: Tensor | None = None) -> Product | None:
-    """The product with a float32 weight [out, in] on a CPU, plus a bias [out]: a few rows cost about what one costs.
+    """Product with a float32 weight [out, in] on a CPU, plus a bias [out]; a few rows cost about as much as one.
 
-    The operators are private to PyTorch, though those that its own inductor emits. The product is compared with the
-    plain one once; None, and a warning, where the operators are missing or disagree.
+    The operators are private to PyTorch, though its inductor emits them. The product is checked against the plain one;
+    if the operators are missing or disagree, logs a warning and returns None.
     """
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     try:
@@ -52,16 +52,16 @@ def packed_product(weight: Tensor, bias: Tensor | None = None) -> Product | None
         expected = F.linear(rows, weight, bias)
         difference = (product(rows) - expected).abs().max().item()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        logger.warning("packed products are not available, passes of a few rows are slower: %s", error)
+        logger.warning("packed products are unavailable, passes of a few rows are slower: %s", error)
         return None
     if difference > _TOLERANCE * max(1.0, expected.abs().max().item()):
-        logger.warning("packed product is off by %.2e: passes of a few rows take plain ones, slower", difference)
+        logger.warning("packed products are off by %.2e, using plain ones: passes of a few rows are slower", difference)
         return None
     return product
 
 
 def make_linear(weight: Tensor) -> Product:
-    """A function [rows, in] -> [rows, out] for a weight [out, in], any count of rows; packed where that is faster."""
+    """Function [rows, in] -> [rows, out] for a weight [out, in] and any row count; packed if that is faster."""
     weight = weight.detach().contiguous()
     packed = packed_product(weight) if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
     if packed is None:

@@ -1,4 +1,4 @@
-"""The largest of many scores, and how sure they are: one compiled pass over each row."""
+"""Largest scores of each row with log-probabilities, in one compiled pass per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coppice.kernels.cpu.compiler import compiled
 from coppice.kernels.cpu.exponentials import exponentials
 
 FloatArray = npt.NDArray[np.float32]
-# Scores that are this many sigma or more below the largest add next to nothing to a sum of exponentials.
+# Scores this many sigmas below the largest are negligible in a sum of exponentials.
 _NEGLIGIBLE = 40.0
 
 
@@ -22,11 +22,11 @@ def top_scores(
     Args:
         scores: [rows, vocab]; -inf is never among the largest.
         sigma: scale of the softmax.
-        limit: at most the vocabulary.
+        limit: at most the size of the vocabulary.
 
     Returns:
-        tokens [rows, limit] and log softmax(scores / sigma) [rows, limit], largest first and ties in order, of which
-        the first `counts` [rows] of each row count.
+        tokens [rows, limit] and log softmax(scores / sigma) [rows, limit], largest first, ties in order; the first
+        `counts` [rows] entries of each row are valid.
     """
     rows, vocab_size = scores.shape
     tokens = np.zeros((rows, limit), np.int64)
@@ -39,7 +39,7 @@ def top_scores(
         lowest = np.float32(-np.inf)
         for token in range(vocab_size):
             score = scores[row, token]
-            # Neither -inf nor a number that is none.
+            # False for -inf and NaN.
             if score > lowest:
                 place = min(count, limit - 1)
                 while place > 0 and best[place - 1] < score:
@@ -57,7 +57,7 @@ def top_scores(
         floor = best[0] - np.float32(_NEGLIGIBLE) * sigma
         for token in range(vocab_size):
             score = scores[row, token]
-            # Nor does a number that is none add anything.
+            # NaN contributes nothing either.
             powers[token] = ((score if score > floor else floor) - best[0]) / sigma
         exponentials(powers)
         total = np.float32(0)

@@ -1,6 +1,6 @@
-"""The search of `transition_tree`, compiled: a handful of nodes, each of which takes longer in Python than its scores.
+"""Search of `transition_tree`, compiled: in Python each of its few nodes takes longer than its scores.
 
-Where there is no compiler, `tree_builder` does the same.
+`tree_builder` does the same without a compiler.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ONE = np.float32(1)
 
 
 class Tables(NamedTuple):
-    """What says how likely a token is behind another: see `half_products.scores_behind`.
+    """Tables of token scores given the previous token, see `half_products.scores_behind`.
 
-    `scores` [depths, vocab] are known of each depth without the token before, `sigmas` [depths] their scales, `before`
+    `scores` [depths, vocab] are scores by depth without the previous token, `sigmas` [depths] their scales, `before`
     [vocab, rank] and `behind` [rank, vocab] the tables of the transition.
     """
 
@@ -34,7 +34,7 @@ class Tables(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Nodes of the tree and children of a node at most; path log-probabilities of nodes worth expanding and keeping."""
+    """Most nodes, most children per node; least path log-probabilities to expand and to keep a node."""
 
     max_nodes: int
     max_children: int
@@ -43,7 +43,7 @@ class Bounds(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The best nodes found so far, likeliest first and of equals the earlier one; `parents` are by their numbers."""
+    """Best nodes so far, likeliest first, ties by age; `parents` refer to `numbers`."""
 
     token_ids: IntArray
     parents: IntArray
@@ -58,7 +58,7 @@ class Nodes(NamedTuple):
 def search_behind_token(
     token_id: int, tables: Tables, bounds: Bounds
 ) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.float64]]:
-    """As `search`, where the root's children are what `tables` say of the first depth after a token."""
+    """Like `search`, with the root's children given by `tables` after a token."""
     tokens, log_probs = _children(token_id, 0, tables, bounds)
     return search(tokens, log_probs, 1, tables, bounds)
 
@@ -67,14 +67,14 @@ def search_behind_token(
 def search(
     token_ids: IntArray, log_probs: FloatArray, first_depth: int, tables: Tables, bounds: Bounds
 ) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.float64]]:
-    """The likeliest nodes by path probability, as `tree_builder.build_tree` finds them.
+    """Likeliest nodes by path probability, as found by `tree_builder.build_tree`.
 
     Args:
-        token_ids: of the root's children [n], likeliest first.
-        log_probs: theirs [n].
-        first_depth: which of the depths of `tables` the children of these are at.
-        tables: what is known of nodes further down.
-        bounds: of the search.
+        token_ids: the root's children [n], likeliest first.
+        log_probs: their log-probabilities [n].
+        first_depth: depth in `tables` of these nodes' children.
+        tables: scores of deeper nodes.
+        bounds: limits of the search.
 
     Returns:
         token ids, parents, log-probabilities and path log-probabilities, all [nodes], likeliest first.
@@ -92,7 +92,7 @@ def search(
     count, num_seen = _add(nodes, 0, 0, _ROOT, first_depth, 0.0, token_ids, log_probs, bounds)
     place = 0
     while place < count:
-        # A node's children come after it, so that nothing before this place changes any more.
+        # Children come after their parent, so earlier places are final.
         path = nodes.paths[place]
         may_enter = count < size or path > nodes.paths[count - 1]
         if not nodes.is_expanded[place] and path >= bounds.least_expanded and may_enter:
@@ -136,7 +136,7 @@ def _add(
     log_probs: FloatArray,
     bounds: Bounds,
 ) -> tuple[int, int]:
-    """Take in the children of a node that are among the best; returns how many these are now, and nodes ever seen."""
+    """Insert a node's children that are among the best; returns the number of nodes kept and of nodes ever seen."""
     size = bounds.max_nodes
     for child in range(len(token_ids)):
         value = path + log_probs[child]

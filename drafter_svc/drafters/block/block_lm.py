@@ -1,9 +1,9 @@
-"""Drafters that predict a block of tokens in one pass: what semi-autoregressive and diffusion drafts share.
+"""Base of drafters that predict a block of tokens in one pass: semi-autoregressive and diffusion.
 
-A pass has the committed tokens that were not read yet, which stay in the cache, and behind them the block's rows, which
-do not. What comes out are marginals: each says what may stand at its depth, whatever stands above. They are coupled to
-the request's noise, position by position, before children are chosen; the tree is the best that they have. Where the
-checkpoint has a transition, what is said of a token also depends on the one above it in the tree.
+A pass has the unread committed tokens, which are cached, and then the block's rows, which are not. Its outputs are
+marginals: one distribution per depth, whatever the ancestors. They are coupled to the request's noise by position
+before children are chosen; the tree is the best under them. With a transition in the checkpoint, a token's scores also
+depend on its parent in the tree.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from drafter_svc.search.coupling import ChildChoice, Coupling
 from drafter_svc.search.joint_passes import JointPasses, joined
 
 MIB = 1024 * 1024
-# Tokens that the warm-up commits, enough to reach every path through the code.
+# Rounds of the warm-up, enough to reach every code path.
 _WARM_UP_ROUNDS = 3
 _ONE = np.float32(1)
 COUPLED = ChildChoice()
 
-# One pass over a block of the given ids; the children of the last committed token, then of each of the block's rows.
+# One pass over a block of ids; returns the children of the last committed token, then of each row of the block.
 Look = Callable[[Sequence[int]], list[Children]]
 
 
 class BlockKind(Protocol):
-    """How a kind of drafter fills a block."""
+    """A kind's way to fill a block."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether a block's rows see those behind them."""
+        """Whether a block's rows also see later rows of the block."""
         ...
 
     @property
@@ -65,15 +65,15 @@ class BlockKind(Protocol):
         ...
 
     def num_masks(self, max_nodes: int) -> int:
-        """Rows of the block for a tree of at most so many nodes."""
+        """Rows of the block for a tree of at most `max_nodes` nodes."""
         ...
 
     def predict(self, look: Look, num_masks: int) -> list[Children]:
-        """The children at each of 1 + `num_masks` depths."""
+        """Children at each of 1 + `num_masks` depths."""
         ...
 
     def as_asked(self, denoising: Denoising) -> BlockKind:
-        """This one as a request wants it, where it denoises anything."""
+        """This kind with the request's denoising settings, if it denoises."""
         ...
 
 
@@ -84,9 +84,9 @@ def load_block_lm(
     make: Callable[[tuple[int, ...]], BlockKind],
     conditioning: Conditioning | None = None,
 ) -> BlockLm:
-    """Load the configured checkpoint; `make` gets the ids of its masks.
+    """Load the configured checkpoint; `make` creates the block kind from mask ids.
 
-    With a `conditioning` the model is that of its trunk, another checkpoint, and the target's hidden states are used.
+    With `conditioning` the model is its trunk, another checkpoint, and the target's hidden states are used.
 
     Raises:
         IncompatibleError: the device, tokenizer or model cannot be used.
@@ -119,7 +119,7 @@ def load_block_lm(
     )
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
-    # A block that sees all of it is not said from left to right.
+    # A block that sees all of itself is not generated from left to right.
     transition = None if block.sees_all else load_transition(reference, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
     forward = joined(forward, config.draft_batch)
@@ -142,9 +142,9 @@ class BlockLm:
         max_context: int = 0,
         heads: FeatureHeads | None = None,
     ) -> None:
-        """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
+        """Without `prefixes` no prompts are cached; `transition` scores a token given its parent.
 
-        A sequence's `max_context`: see `DraftContext`. Without `heads` the target's hidden states are not looked at.
+        `max_context`: see `DraftContext`. Without `heads` the target's hidden states are ignored.
         """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
@@ -159,19 +159,19 @@ class BlockLm:
         self._heads = heads
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
-        """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
+        """Open a sequence; nothing is computed before the first draft."""
         return self._open(self._block, prompt, sampling, cache_salt)
 
     def open_denoising(
         self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
     ) -> BlockLmSequence:
-        """As `open`, with the block's size and passes as the request wants them."""
+        """Like `open`, with the requested block size and passes."""
         return self._open(self._block.as_asked(denoising), prompt, sampling, cache_salt)
 
     def _open(
         self, block: BlockKind, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str
     ) -> BlockLmSequence:
-        # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
+        # Scales differ by depth, so scores are divided by them here and the coupling's scale is 1.
         choice, temperature = self._choice, sampling.temperature
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
         calibrated = self._calibration.sigmas_at(temperature, 1 + block.max_masks)
@@ -182,7 +182,7 @@ class BlockLm:
         return BlockLmSequence(*parts, self._transition, self._heads)
 
     def warm_up(self) -> None:
-        """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
+        """Draft some rounds, greedily and with noise, and measure how many drafts are best made jointly."""
         for temperature in (0.0, 1.0):
             sequence = self.open([0], SamplingParams(temperature=temperature))
             for _ in range(_WARM_UP_ROUNDS):
@@ -190,12 +190,12 @@ class BlockLm:
                 sequence.extend([*tree.token_ids[:1], 0])
                 sequence.prepare()
         if self.joint is not None:
-            # The token that the target drew itself, and a block.
+            # The bonus token, and a block.
             self.joint.measure(1 + self._block.num_masks(self._limits.max_nodes))
 
 
 class BlockLmSequence(ReadContext):
-    """One sequence: a cache of the committed tokens alone, the tokens not read yet, and the marginals behind them."""
+    """One sequence: cache of the committed tokens, unread tokens, and marginals after them."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class BlockLmSequence(ReadContext):
     ) -> None:
         super().__init__(forward, context, coupling, beginning)
         self._heads = heads
-        # What the heads say behind the last committed token [places, hidden]; None where it has no feature.
+        # Output of the heads after the last committed token [places, hidden]; None without its feature.
         self._head_rows: FloatArray | None = None
         self._transition = transition
         self._info = info
@@ -221,17 +221,17 @@ class BlockLmSequence(ReadContext):
         self._sigmas = sigmas
         self._max_children = max_children
         self._limits = limits
-        # Behind the last committed token, once it was read: its children, and those at every depth.
+        # After the last committed token: its children, and those at every depth.
         self._root: Children | None = None
         self._marginals: list[Children] = []
-        # The scores [rows, vocab] that the marginals below the root's come from.
+        # Scores [rows, vocab] of the marginals below the root's.
         self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens and, where there are heads, the last one's feature.
+        """Add committed tokens and, with heads, the last one's feature.
 
         Raises:
-            InvalidRequestError: the features cannot be those of these tokens.
+            InvalidRequestError: the features do not match the tokens.
         """
         if self._heads is not None:
             feature = last_feature(features, self._heads.feature_size, len(token_ids))
@@ -244,33 +244,33 @@ class BlockLmSequence(ReadContext):
         self._root = None
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
-        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+        """Best tree of at most `max_nodes` nodes after the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._context.size > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
         budget = min(max_nodes, self._limits.max_nodes)
-        # The block's rows stand at the positions behind the last committed token.
+        # The block's rows have the positions after the last committed token.
         num_masks = min(self._block.num_masks(budget), self._max_positions - self._context.size)
         if self._context.unread or len(self._marginals) != 1 + num_masks:
             self._marginals = self._block.predict(self._look, num_masks)
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
         if (transition := self._transition) is None:
             return marginal_tree(self._marginals, limits, self._info.kind)
-        # What the masks said, and what the nodes' own tokens say.
+        # Scores from the masks, and the transition from the nodes' parents.
         arguments = self._marginals[0], transition, self._said, self._sigmas[1 : 1 + num_masks]
         return transition_tree(*arguments, limits, self._max_children, self._info.kind)
 
     def prepare(self) -> bool:
-        """Compute noise and read a piece of a long prompt; whether there is more to read."""
+        """Compute noise and read a piece of a long prompt; returns whether more is left to read."""
         self._coupling.prepare(self._context.length, 2 * (1 + self._block.max_masks))
         return self.read(max_pieces=1) > 0
 
     def _look(self, block: Sequence[int]) -> list[Children]:
-        """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
+        """One pass over unread tokens and a block; returns the children at depth 1, then of each block row."""
         added = None if self._head_rows is None else self._head_rows[: 1 + len(block)]
         logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
         self._context.unread.clear()
-        # The root's own row is there when it was read just now.
+        # With unread tokens, the root's row is included.
         first = 1 + len(block) - len(logits)
         depths = np.arange(first, 1 + len(block))
         children: list[Children] = []

@@ -1,4 +1,4 @@
-"""The content of `drafter.json` for checkpoints that predict a block of tokens in one pass."""
+"""Contents of `drafter.json` for checkpoints that predict a block of tokens in one pass."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BlockCalibration:
-    """What was measured about a checkpoint, and which of its embeddings are masks.
+    """Measurements of a checkpoint, and its masks.
 
-    Masks are the last `num_masks` ids of its vocabulary, which no tokenizer gives. A block has `block` tokens. `sigmas`
-    are the scales of the log-probability errors. `context` is the number of tokens of text that it is good for; 0 where
-    nobody said.
+    Masks are the last `num_masks` ids of the vocabulary, which no tokenizer produces. A block has `block` tokens.
+    `sigmas` are the scales of log-probability errors. `context` is the number of tokens that it was trained for; 0 if
+    unknown.
     """
 
     num_masks: int
@@ -43,19 +43,19 @@ class BlockCalibration:
         check_error_scales(self.sigmas)
 
     def sigmas_at(self, temperature: float, num_depths: int) -> FloatArray:
-        """Sigmas [num_depths] at a temperature; where none was measured, those of the nearest depth or temperature."""
+        """Sigmas [num_depths] at a temperature, interpolated; the nearest depth or temperature beyond the measured."""
         return error_scales_at(self.sigmas, temperature, num_depths)
 
 
 def load_block_calibration(reference: str, kind: str) -> BlockCalibration:
-    """What the checkpoint's `drafter.json` says.
+    """Read the checkpoint's `drafter.json`.
 
     Raises:
-        IncompatibleError: there is none, or it is not what this kind of drafter needs.
+        IncompatibleError: the file is missing or invalid for this kind of drafter.
     """
     path = Path(reference) / CALIBRATION_FILE
     if not path.is_file():
-        raise IncompatibleError(f"{reference} has no {CALIBRATION_FILE}, which says what its masks are")
+        raise IncompatibleError(f"{reference} has no {CALIBRATION_FILE}, which describes its masks")
     try:
         content = json.loads(path.read_text())
         if (found := content.get("kind")) != kind:

@@ -1,11 +1,11 @@
-"""Masked-diffusion drafts: a block of masks that see each other, denoised in one pass or a few.
+"""Masked-diffusion drafts: a block of masks that see each other, denoised in one or several passes.
 
-The prefix is causal and its rows are cached; only the block's rows see to both sides, and they are dropped. **The row
-at position t predicts the token at t + 1**, as in diffusion models that were made from autoregressive ones (SpecDiff-2,
-Sandler et al. 2511.00606, drafts with such): the last committed token predicts the block's first token.
+The prefix is causal and cached; only the block's rows see both sides, and they are dropped. **The row at position t
+predicts the token at t + 1**, as in diffusion models derived from autoregressive ones (used by SpecDiff-2, Sandler et
+al. 2511.00606): the last committed token predicts the block's first token.
 
-With several passes the tokens that the drafter is surest of take the place of their masks, and the next pass sees them.
-What a node's probability then says holds behind these tokens alone: the tree is a hint, no law.
+With several passes, the tokens that the drafter is most certain of replace their masks, and the next pass sees them. A
+node's probability is then conditional on these tokens: the tree is a hint, not a distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drafter_svc.drafters.block.block_lm import BlockLm, Look, load_block_lm
 from drafter_svc.drafters.block.checkpoint import load_block_calibration
 
 KIND = "diffusion"
-# Tokens of a block that pay for their rows, by measurement; what is trained on longer ones fills shorter ones as well.
+# Tokens of a block that pay for their rows, as measured; models trained on longer blocks also fill shorter ones.
 USUAL_BLOCK = 4
 
 
@@ -41,31 +41,31 @@ def load(config: DrafterConfig) -> BlockLm:
 
 @dataclass(frozen=True, slots=True)
 class Diffusion:
-    """`steps` passes over a block of `block` tokens; its last token, behind which nothing is predicted, has no row."""
+    """`steps` passes over a block of `block` tokens; its last token predicts nothing and has no row."""
 
     sees_all: ClassVar[bool] = True
     mask_ids: tuple[int, ...]
     steps: int = 1
     block: int = 8
-    # What a request may ask for.
+    # Limit on requested steps.
     max_steps: int = 8
 
     @property
     def max_masks(self) -> int:
-        """The rows of a block."""
+        """Rows of a block."""
         return self.block - 1
 
     def num_masks(self, max_nodes: int) -> int:
-        """The whole block, however few nodes are asked for: what was trained is what is known to work."""
+        """The whole block for any number of nodes, as in training."""
         return self.max_masks
 
     def predict(self, look: Look, num_masks: int) -> list[Children]:
-        """The children at each depth; those of a token that was unmasked are the ones that it was chosen from."""
+        """Children at each depth; those of an unmasked token are the ones it was chosen from."""
         block = [self.mask_ids[0]] * num_masks
         found = look(block)
         masked = list(range(num_masks))
         for steps_left in range(self.steps, 1, -1):
-            # The row of block[i] holds the token at depth i, whose children are `found[i]`.
+            # The row of block[i] holds the token at depth i, with children `found[i]`.
             chosen = sorted(masked, key=lambda i: -_confidence(found[i]))[: -(-len(masked) // steps_left)]
             chosen = [i for i in chosen if found[i].token_ids]
             if not chosen:
@@ -78,7 +78,7 @@ class Diffusion:
         return found
 
     def as_asked(self, denoising: Denoising) -> Diffusion:
-        """With the request's steps, up to `max_steps`, and its tokens of a block; 0 leaves what is here."""
+        """With the request's steps, up to `max_steps`, and block size; 0 keeps the setting."""
         steps = min(denoising.steps, self.max_steps) or self.steps
         return replace(self, steps=steps, block=denoising.block_tokens or self.block)
 

@@ -1,8 +1,8 @@
-"""Semi-autoregressive drafts: the small LM's own trunk, and masks behind the last committed token, in one pass.
+"""Semi-autoregressive drafts: the small LM's trunk, and masks after the last committed token, in one pass.
 
-As in SPACE (Yi et al. 2402.11809) and PARD (2504.18583) a mask stands for a token that nobody has drawn yet, and **the
-row at position t predicts the token at t + 1**, be it a token's or a mask's: the last committed token predicts the next
-one as ever, the first mask the one behind that. A mask sees the committed tokens and the masks before it.
+As in SPACE (Yi et al. 2402.11809) and PARD (2504.18583) a mask stands for an undrawn token, and **the row at position
+t predicts the token at t + 1**: the last committed token predicts the next one as usual, the first mask the one after
+that. A mask sees the committed tokens and the masks before it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def load(config: DrafterConfig) -> BlockLm:
 
 @dataclass(frozen=True, slots=True)
 class SemiAr:
-    """One pass over as many masks as the tree may be deep, each with an embedding of its own place.
+    """One pass over as many masks as the tree may be deep, each with the embedding of its position in the block.
 
-    At most `most` of them, where it is not 0.
+    `most` limits their number; 0: no limit.
     """
 
     sees_all: ClassVar[bool] = False
@@ -44,17 +44,17 @@ class SemiAr:
 
     @property
     def max_masks(self) -> int:
-        """As many as were trained, or fewer."""
+        """Trained masks, limited by `most`."""
         return min(self.most or len(self.mask_ids), len(self.mask_ids))
 
     def num_masks(self, max_nodes: int) -> int:
-        """Deeper than it has nodes no tree can be; a mask does not see those behind it, and misses none."""
+        """Masks for the deepest possible tree; a mask does not see later ones, so fewer change nothing."""
         return min(self.max_masks, max_nodes - 1)
 
     def predict(self, look: Look, num_masks: int) -> list[Children]:
-        """The children at each depth."""
+        """Children at each depth."""
         return look(self.mask_ids[:num_masks])
 
     def as_asked(self, denoising: Denoising) -> SemiAr:
-        """As it is: nothing is denoised."""
+        """Unchanged: nothing is denoised."""
         return self

@@ -1,4 +1,4 @@
-"""The transition of a checkpoint: the token before says something of the next one, which masks cannot know."""
+"""Loading a checkpoint's transition: scores of a token given the previous one, which masks lack."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FILE = "model.safetensors"
 
 
 def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> TransitionScores | None:
-    """The transition of a checkpoint, for the first `num_tokens` of its vocabulary; None where it has none.
+    """Transition of a checkpoint, for the first `num_tokens` of its vocabulary; None without one.
 
     Raises:
-        IncompatibleError: the matrices do not fit the model, or are damaged.
+        IncompatibleError: the matrices do not match the model, or are damaged.
     """
     if (matrices := transition_matrices(reference)) is None:
         return None
@@ -35,12 +35,12 @@ def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> 
 
 
 def transition_matrices(reference: str) -> tuple[FloatArray, FloatArray] | None:
-    """The matrices [rank, hidden] of a checkpoint's transition; None where it has none.
+    """Matrices [rank, hidden] of a checkpoint's transition; None without one.
 
-    They act on the model's own embeddings (`TransitionScores.of_embeddings`).
+    They act on the model's embeddings (`TransitionScores.of_embeddings`).
 
     Raises:
-        IncompatibleError: they are damaged.
+        IncompatibleError: the matrices are damaged.
     """
     path = Path(reference) / (LAYERS_FILE if has_layers_alone(reference) else _FILE)
     if not path.is_file():

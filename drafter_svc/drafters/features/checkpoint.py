@@ -1,8 +1,8 @@
-"""A checkpoint of a feature-conditioned drafter: heads on the target's hidden states, and the trunk that they correct.
+"""Checkpoint of a feature-conditioned drafter: heads on the target's hidden states, and a trunk that they correct.
 
-The trunk is another checkpoint, a token-only drafter that is used as it is and not copied. The directory has
-`features.safetensors`, the heads' matrices in 8 bits with a scale for each output, and in `drafter.json` the trunk's
-place and the digest of its weights.
+The trunk is the checkpoint of a token-only drafter, used unchanged and not copied. The directory has
+`features.safetensors`, the heads' matrices in 8 bits with a scale per output, and in `drafter.json` the trunk's path
+and the digest of its weights.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _SCALES = ".scales"
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
-    """What makes a feature-conditioned drafter of a token-only one: where that is, and the heads' matrices by name."""
+    """Extension of a token-only drafter: path of its checkpoint, and the heads' matrices by name."""
 
     trunk: str
     matrices: Mapping[str, FloatArray]
 
     def heads_on(self, model: PreTrainedModel) -> FeatureHeads:
-        """The heads, for the trunk's model.
+        """Heads for the trunk's model.
 
         Raises:
-            IncompatibleError: they do not fit it.
+            IncompatibleError: they do not match it.
         """
         embed: Any = model.get_input_embeddings()
         embeddings = embed.weight.detach().float().cpu().numpy()
@@ -66,10 +66,10 @@ def save_matrices(matrices: Mapping[str, FloatArray], out: Path) -> None:
 
 
 def load_conditioning(reference: str) -> Conditioning:
-    """What a checkpoint has.
+    """Load a checkpoint's heads and the path of its trunk.
 
     Raises:
-        IncompatibleError: it is damaged, or its trunk is not the one that it was made for.
+        IncompatibleError: it is damaged, or its trunk is a different one.
     """
     try:
         tensors = load_file(Path(reference) / FEATURES_FILE)
@@ -82,7 +82,7 @@ def load_conditioning(reference: str) -> Conditioning:
 
 
 def trunk_reference(trunk: Path, out: Path) -> dict[str, str]:
-    """What `drafter.json` in `out` says of a trunk."""
+    """Description of a trunk in `drafter.json` of `out`."""
     path = Path(os.path.relpath(trunk.resolve(), out.resolve()))
     return {"path": path.as_posix(), "weights": _digest(trunk)}
 

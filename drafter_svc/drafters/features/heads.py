@@ -1,9 +1,8 @@
-"""Heads on the target's hidden state, whose outputs are added to what a block drafter's output layer is given.
+"""Heads on the target's hidden state, whose outputs are added to the inputs of a block drafter's output layer.
 
-As in Medusa (2401.10774) there is a head for each place behind the last committed token. It knows the token's feature,
-the target's last hidden state of the row that the token was drawn from, and the token itself, as EAGLE's input does
-(2401.15077). What a head adds corrects what the drafter says from the text alone; where there is no feature nothing is
-added.
+As in Medusa (2401.10774) there is a head per position after the last committed token. Its inputs are the token's
+feature (the target's last hidden state of the row that it was drawn from) and the token itself, as in EAGLE
+(2401.15077). A head corrects the text-only prediction; without a feature nothing is added.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from coppice.kernels.cpu.half_tables import floats
 FloatArray = npt.NDArray[np.float32]
 
 BYTES_PER_NUMBER = 2
-# Rows are not made larger without bound.
+# Floor of row norms in their normalisation.
 _SMALLEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureHeads:
-    """The learned matrices, and the drafter's own embeddings [vocab, hidden].
+    """Learned matrices, and the drafter's embeddings [vocab, hidden].
 
-    With rows made equally large, a head says up . (of_feature . feature + of_token . embedding). `of_feature` is
-    [rank, width], `of_token` [rank, hidden], and `up` [P, hidden, rank] for P places.
+    With rows normalised to RMS 1, a head computes up . (of_feature . feature + of_token . embedding). `of_feature` is
+    [rank, width], `of_token` [rank, hidden], and `up` [P, hidden, rank] for P positions.
 
     Raises:
-        ValueError: the matrices do not fit each other, or hold something that is no number.
+        ValueError: shapes do not match, or values are not finite.
     """
 
     of_feature: FloatArray
@@ -51,28 +50,28 @@ class FeatureHeads:
 
     @property
     def feature_size(self) -> int:
-        """Numbers of a feature."""
+        """Numbers per feature."""
         return int(self.of_feature.shape[1])
 
     @property
     def num_places(self) -> int:
-        """Tokens that are predicted."""
+        """Predicted tokens."""
         return len(self.up)
 
     def say(self, feature: FloatArray, token_id: int) -> FloatArray:
-        """What is added [P, hidden] behind a token with its feature [width], which `last_feature` has read."""
+        """Addition [P, hidden] after a token with its feature [width], as read by `last_feature`."""
         own = self.of_feature @ feature + self.of_token @ _even(self.embeddings[token_id])
         said: FloatArray = self.up @ own
         return said
 
 
 def last_feature(features: bytes, size: int, num_tokens: int) -> FloatArray | None:
-    """Of committed tokens' features the last [size], made as large as any other; None where there is none.
+    """Last feature [size] among those of committed tokens, normalised; None if there is none.
 
-    They are those of the last tokens, and may be fewer. One that holds something that is no number is none.
+    Features belong to the last tokens and may be fewer. One with a non-finite number is ignored.
 
     Raises:
-        InvalidRequestError: they are not of this size, or of more tokens than there are.
+        InvalidRequestError: they have another size, or are more than the tokens.
     """
     num_bytes = BYTES_PER_NUMBER * size
     if len(features) % num_bytes or len(features) > num_bytes * num_tokens:
@@ -84,7 +83,7 @@ def last_feature(features: bytes, size: int, num_tokens: int) -> FloatArray | No
 
 
 def _even(row: FloatArray) -> FloatArray:
-    # Squares of the largest numbers need double precision.
+    # Squares of large numbers need double precision.
     wide = row.astype(np.float64)
     even: FloatArray = (wide / max(np.sqrt(np.square(wide).mean()), _SMALLEST)).astype(np.float32)
     return even

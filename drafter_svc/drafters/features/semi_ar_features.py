@@ -1,7 +1,7 @@
-"""Semi-autoregressive drafts that know the target's hidden states: form (b) of `semi_ar.py`.
+"""Semi-autoregressive drafts conditioned on the target's hidden states.
 
-Trunk, masks and transition are a token-only drafter's own. What heads on the target's latest state add to each row
-before the output layer is learned beside them. Without a state drafts are that drafter's.
+Trunk, masks and transition are a token-only drafter's. Heads on the target's latest state learn what to add to each
+row before the output layer. Without a state, drafts are those of the trunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The small LM drafter: a best-first tree, in a few batched steps of a small model, or a drawn one.
+"""Small LM drafter: best-first trees in a few batched steps of a small model, or sampled trees.
 
 For `drafter_svc.drafters.registry`.
 """

@@ -1,6 +1,6 @@
-"""A small language model: a tree from its own probabilities, coupled to the request's noise.
+"""Small language model: trees from its own probabilities, coupled to the request's noise.
 
-So are boosted ones (`drafter_svc/training/boost.py`), each a kind of its own.
+Boosted ones (`drafter_svc/training/boost.py`) are the same, each a kind of its own.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from drafter_svc.search.outcome_search import DraftAhead, OutcomeSearch, Row
 logger = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
-# Most positions whose noise is computed ahead: two rounds of a usual depth.
+# Most positions whose noise is computed ahead: two rounds of typical depth.
 MAX_PREPARED = 32
-# Shares of right children by rank that the shape of sampled trees is planned with where none were measured.
+# Fractions of right children by rank, for the shape of sampled trees, if not measured.
 UNMEASURED_ACCEPTANCE = (0.6, 0.15, 0.05)
 _NO_ROW = -2
 NO_CHILDREN = Children((), ())
 COUPLED = ChildChoice()
-# Tokens that the warm-up commits, enough to reach every path through the code.
+# Rounds of the warm-up, enough to reach every code path.
 _WARM_UP_ROUNDS = 3
 
 
@@ -87,7 +87,7 @@ def load(config: DrafterConfig) -> SmallLm:
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     context = config.context_tokens(calibration.context, forward.max_positions)
-    # A search in one compiled call asks for no passes that could be joined.
+    # A search in one compiled call has no passes to join.
     forward = forward if forward.max_unread else joined(forward, config.draft_batch)
     return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice, context)
 
@@ -96,7 +96,7 @@ NO_DRAFT_AHEAD = DraftAhead()
 
 
 class SmallLm:
-    """A loaded small language model. `limits` bounds every search; a request's own budget lowers `max_nodes`."""
+    """A loaded small language model. `limits` bounds every search; a request's budget lowers `max_nodes`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class SmallLm:
         choice: ChildChoice = COUPLED,
         max_context: int = 0,
     ) -> None:
-        """Without `prefixes` nothing of prompts is kept. A sequence's `max_context`: see `DraftContext`."""
+        """Without `prefixes` no prompts are cached. `max_context`: see `DraftContext`."""
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
         self._ahead = ahead
@@ -122,7 +122,7 @@ class SmallLm:
         self._rounds = RoundLengths()
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
-        """Start a sequence; nothing is computed before the first draft."""
+        """Open a sequence; nothing is computed before the first draft."""
         temperature = sampling.temperature
         sigma = self._choice.sigma(temperature, self._calibration.sigma_at(temperature))
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt, is_coupled=self._choice.is_coupled)
@@ -133,7 +133,7 @@ class SmallLm:
         return SmallLmSequence(*parts, max_children=max_children, rounds=self._rounds)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
-        """Start a sequence whose trees are draws; nothing is computed before the first one."""
+        """Open a sequence with sampled trees; nothing is computed before the first one."""
         coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
         rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
         beginning = PrefixKey(self.prefixes, cache_salt)
@@ -142,7 +142,7 @@ class SmallLm:
         return SampledLmSequence(*parts)
 
     def warm_up(self) -> None:
-        """Draft a few rounds, greedily and with noise, and read prompts of every size that there is code for."""
+        """Draft some rounds, greedily and with noise, and read prompts of every size with code of its own."""
         for temperature in (0.0, 1.0):
             sequence = self.open([0], SamplingParams(temperature=temperature))
             for _ in range(_WARM_UP_ROUNDS):
@@ -158,16 +158,15 @@ class SmallLm:
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
         if self.joint is not None:
             self.joint.measure(self._limits.width)
-        # No target took part in these rounds.
+        # These rounds had no target.
         self._rounds = RoundLengths()
 
 
 class SmallLmSequence(ReadContext):
-    """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
+    """One sequence: a cache whose trunk follows the committed tokens, and the unread tokens.
 
-    Rows that a draft has computed stay, with their children, as long as they may come behind the committed tokens. So
-    do those that are computed ahead, behind likely outcomes of the tree that is being verified: where one of them
-    comes true, the drafter's own next draft begins with them, too.
+    Rows computed by drafts stay, with their children, while they may follow the committed tokens. So do rows computed
+    ahead, after likely outcomes of the tree under verification: the next draft starts with them if one comes true.
     """
 
     def __init__(
@@ -182,13 +181,13 @@ class SmallLmSequence(ReadContext):
         max_children: int = COUPLED.max_children,
         rounds: RoundLengths | None = None,
     ) -> None:
-        """`rounds` are those of all sequences, which share them."""
+        """`rounds` are shared by all sequences."""
         self._source = source
         super().__init__(forward, context, coupling, beginning)
         self._max_unread = forward.max_unread
         self._max_children = max_children
         self._max_nodes = limits.max_nodes
-        # Those of the last draft: budgets seldom change.
+        # Of the last draft: budgets rarely change.
         self._limits = limits
         self._ahead = ahead
         self._pace = AheadPace(ahead.clock, rounds)
@@ -197,7 +196,7 @@ class SmallLmSequence(ReadContext):
         self._root: Children | None = None
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens; features are not needed."""
+        """Add committed tokens; features are ignored."""
         if self._outcomes is not None:
             self._pace.outcome_came()
             self._outcomes = None
@@ -208,7 +207,7 @@ class SmallLmSequence(ReadContext):
         self._root = self._outcomes = None
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
-        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+        """Best tree of at most `max_nodes` nodes after the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._context.size > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
@@ -221,7 +220,7 @@ class SmallLmSequence(ReadContext):
         return self._search(limits, max_forwards=limits.max_steps) if tree is None else tree
 
     def prepare(self) -> bool:
-        """Compute noise, read what no draft has read yet, or take one step ahead; whether there is more to do."""
+        """Compute noise, read unread tokens, or take one step ahead; returns whether there is more to do."""
         self._coupling.prepare(self._context.length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
         if self._context.size > self._max_positions:
             return False
@@ -233,29 +232,29 @@ class SmallLmSequence(ReadContext):
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether steps are taken ahead."""
+        """Whether drafting ahead is on."""
         return self._ahead.max_steps > 0
 
     def expect(self, tree: TokenTree) -> None:
-        """Draft behind likely outcomes of this tree from now on; not before the committed tokens were read."""
+        """Draft after likely outcomes of this tree from now on; ignored until the committed tokens are read."""
         context = self._context
         if not self.drafts_ahead or context.unread or self._root is None or context.size > self._max_positions:
             return
-        # Rows that are padding are the draft's own to fill, once the outcome is known.
+        # Nodes in place of padding are left to the draft after the outcome.
         limits = replace(self._limits, row_multiple=1, max_depth=self._deepest)
         self._outcomes = OutcomeSearch(tree, self, limits, self._ahead, self._pace)
         self._pace.expect()
 
     def ahead(self) -> tuple[AheadDraft, ...]:
-        """The trees behind likely outcomes, once, when all are made."""
+        """Trees after likely outcomes, once, when all are ready."""
         return () if self._outcomes is None else self._outcomes.take()
 
     def find(self, parent_row: int, token_id: int) -> int | None:
-        """The row of a node that was read; -1 is the end of the committed tokens."""
+        """Row of a node that was read; -1 is the end of the committed tokens."""
         return self._cache.find(parent_row, token_id)
 
     def children(self, row: int) -> Children:
-        """What is expected behind a row."""
+        """Children after a row."""
         return self._read() if row == ROOT else self._cache.children(row)
 
     def read_rows(self, rows: Sequence[Row]) -> None:
@@ -268,18 +267,18 @@ class SmallLmSequence(ReadContext):
         self._cache.note(self._coupling.children(logits, positions, self._max_children, paths))
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
-        """The best tree behind a row at this depth, of what has been read."""
+        """Best tree after a row at this depth, from rows already read."""
         return known_tree(self, row, replace(limits, max_depth=limits.max_depth - depth), self._source)
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
-        """The best tree in one call, where the forward can; the same tree as `_search` finds."""
-        # Noise is gathered for every step that there may be.
+        """Best tree in one call, if the forward supports it; equal to that of `_search`."""
+        # Noise is gathered for all possible steps.
         if not self._coupling.is_noise_alone or limits.max_steps > MAX_PREPARED:
             return None
         self._follow()
         if not 0 < len(self._context.unread) <= self._max_unread:
             self._read()
-        # A child of a node at depth d stands at position length + d; the last committed token is the root, at depth 0.
+        # A child of a node at depth d has position length + d; the last committed token is the root, at depth 0.
         noise = self._coupling.noise(self._context.length, limits.max_steps + 1)
         if self._deepest <= limits.max_steps:
             limits = replace(limits, max_depth=self._deepest)
@@ -300,11 +299,11 @@ class SmallLmSequence(ReadContext):
 
     @property
     def _deepest(self) -> int:
-        # A node at depth d is read at position length + d - 1; its children need no reading.
+        # A node at depth d is read at position length + d - 1; the deepest nodes are not read.
         return self._max_positions - self._context.size + 1
 
     def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
-        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""
+        """Best tree within `limits`, from cached rows and at most `max_forwards` further passes."""
         rows: list[int] = []
         forwards_left = max_forwards
 
@@ -317,7 +316,7 @@ class SmallLmSequence(ReadContext):
                 forwards_left -= 1
                 self._grow(frontier, parents, missing)
             found = [self._cache.find(*node) for node in nodes]
-            # What there was no pass left for has no children, so that nobody asks for its row.
+            # Nodes beyond the pass budget stay leaves; their row is never read.
             rows.extend(_NO_ROW if row is None else row for row in found)
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
@@ -329,7 +328,7 @@ class SmallLmSequence(ReadContext):
         self.read_rows([Row(parents[at], frontier.token_ids[at], frontier.depths[at]) for at in missing])
 
     def _read(self) -> Children:
-        """Bring the cache up to the last committed token; returns the children behind it."""
+        """Read up to the last committed token; returns its children."""
         self._follow()
         if self._context.unread:
             logits = self._cache.extend(self._context.unread)
@@ -340,7 +339,7 @@ class SmallLmSequence(ReadContext):
         return self._root
 
     def _follow(self) -> None:
-        """Take unread tokens that a search has read into the trunk; the root's children are known if that is all."""
+        """Move unread tokens that a search has read into the trunk; the root's children are known if that is all."""
         if self._context.unread:
             followed = self._cache.follow(self._context.unread)
             self._root = followed.children

@@ -1,7 +1,7 @@
-"""Sampled trees of a small language model: draws from its own distribution, for traversal verification.
+"""Sampled trees of a small language model: draws from its distribution, for traversal verification.
 
-A tree's shape follows from the budget and the calibrated acceptance alone (`tree_widths`), since its size must not
-depend on what is drawn; the draws are then made level by level (`sample_tree`).
+A tree's shape depends only on the budget and the calibrated acceptance (`tree_widths`), since its size must not depend
+on the draws, which are then made level by level (`sample_tree`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
 from drafter_svc.search.coupling import Coupling
 
-# Tokens that a distribution is truncated to; each costs about six bytes on the wire for every node with children.
+# Tokens kept in a distribution; each costs about six bytes on the wire per inner node.
 MAX_TOKENS = 16
 
 
 Path = tuple[int, ...]
-# The distributions behind the tokens of several paths, in one forward pass.
+# Distributions after several paths, in one forward pass.
 Predict = Callable[[Sequence[Path]], Sequence[DraftDistribution]]
 
 
@@ -38,7 +38,7 @@ def sample_tree(
 ) -> SampledTree:
     """A tree of `len(widths)` levels; every node of level i (the root is level 0) gets `widths[i]` children.
 
-    Without replacement, a node whose distribution has fewer tokens gets them all.
+    Without replacement, a node with fewer tokens in its distribution gets them all.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -60,7 +60,7 @@ def sample_tree(
 def sample_children(
     distribution: DraftDistribution, count: int, chance: Chance, *, with_replacement: bool
 ) -> tuple[int, ...]:
-    """Tokens drawn from a distribution one after another."""
+    """Tokens drawn successively from a distribution."""
     tokens: list[int] = []
     while len(tokens) < count:
         token = distribution.token_ids[chance.choice(distribution.probabilities)]
@@ -73,7 +73,7 @@ def sample_children(
     return tuple(tokens)
 
 
-# Most children of one node, levels and nodes. Larger shapes take long to plan, and hardly a draft reaches so deep.
+# Limits on children per node, levels and nodes. Larger shapes take long to plan, and drafts rarely reach so deep.
 MAX_WIDTH = 4
 MAX_LEVELS = 12
 MAX_NODES = 64
@@ -88,10 +88,10 @@ class _Plan(NamedTuple):
 def tree_widths(
     max_nodes: int, max_levels: int, acceptance_by_rank: tuple[float, ...], node_cost: float, min_level_gain: float
 ) -> tuple[int, ...]:
-    """The widths, one per level, whose expected accepted tokens less `node_cost` for each node are the most.
+    """Widths per level that maximise expected accepted tokens minus `node_cost` per node.
 
-    A node's w children are taken to hold the right token as often as the first w of `acceptance_by_rank` together. A
-    level below the first costs a forward pass, and has to be reached with probability `min_level_gain` at least.
+    A node's w children are assumed to include the right token with the sum of the first w of `acceptance_by_rank`.
+    Levels below the first cost a forward pass and must be reached with probability of at least `min_level_gain`.
     """
     rates = tuple(accumulate(acceptance_by_rank[:MAX_WIDTH]))
 
@@ -116,10 +116,10 @@ def tree_widths(
 
 
 class SampledLmSequence(ReadContext):
-    """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
+    """One sequence: a cache whose trunk follows the committed tokens, and the unread tokens.
 
-    Trees of one budget and committed length have the same size, whatever is drawn: who drops one for its size must not
-    choose by that what the drafts say.
+    Trees of one budget and committed length have the same size whatever is drawn: dropping one for its size must not
+    select by its tokens.
     """
 
     def __init__(
@@ -133,20 +133,20 @@ class SampledLmSequence(ReadContext):
         context: DraftContext,
         beginning: PrefixKey | None = None,
     ) -> None:
-        # The coupling is used for the request's parameters, never for its noise.
+        # Used for the request's parameters, not for its noise.
         super().__init__(forward, context, coupling, beginning)
         self._sampling = sampling
         self._limits = limits
         self._acceptance_by_rank = tuple(acceptance_by_rank)
         self._source = source
-        # Of paths behind the committed tokens: their rows, and what their children are drawn from.
+        # By path after the committed tokens: rows, and distributions of children.
         self._rows: dict[Path, int] = {}
         self._behind: dict[Path, DraftDistribution] = {}
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
-        """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length.
+        """A tree of at most `max_nodes` nodes, drawn with the seed's random numbers for this committed length.
 
-        `row_multiple` changes nothing: which nodes a sampled tree has must not depend on how likely they turned out.
+        `row_multiple` is ignored: the nodes of a sampled tree must not depend on their probabilities.
         """
         widths = self._widths(max_nodes)
         if not widths:
@@ -156,14 +156,14 @@ class SampledLmSequence(ReadContext):
         return sample_tree(widths, self._predict, chance).token_tree(self._source)
 
     def prepare(self) -> bool:
-        """Read a piece of a long prompt. A node that is drawn ahead would have to wait for its parent's draw."""
+        """Read a piece of a long prompt. Drawing ahead is impossible: a node depends on its parent's draw."""
         return self.read(max_pieces=1) > 0
 
     def _widths(self, max_nodes: int) -> tuple[int, ...]:
         limits = self._limits
-        # A node at depth d is read at position length + d - 1; the deepest need no reading.
+        # A node at depth d is read at position length + d - 1; the deepest are not read.
         deepest = self._max_positions - self._context.size + 1
-        # Without a step there is one level: the root's children come with the committed tokens' own pass.
+        # Without steps there is one level: the root's children come from the committed tokens' pass.
         num_levels = min(limits.max_steps + 1, deepest)
         if max_nodes < 1 or num_levels < 1:
             return ()
@@ -176,7 +176,7 @@ class SampledLmSequence(ReadContext):
         )
 
     def _read(self) -> None:
-        """Bring the cache up to the last committed token, which is always read anew for its logits."""
+        """Read up to the last committed token, which is always recomputed for its logits."""
         if self._context.unread:
             self._follow()
             logits = self._cache.extend(self._context.unread)
@@ -188,7 +188,7 @@ class SampledLmSequence(ReadContext):
         del self._context.unread[: self._cache.follow(self._context.unread[:-1]).num_tokens]
 
     def _predict(self, paths: Sequence[Path]) -> list[DraftDistribution]:
-        """What the tokens behind paths are drawn from; one forward pass where a path was not read before."""
+        """Distributions after paths; takes one forward pass if any path is unread."""
         missing = [path for path in paths if path not in self._behind]
         if missing:
             first = self._cache.num_rows

@@ -1,4 +1,4 @@
-"""The drafters' kernels for CPUs: a Llama's pass with weights of 8 bits, and the search that is made of such passes.
+"""CPU kernels of drafters: a Llama pass with 8-bit weights, and a tree search over such passes.
 
-For `drafter_svc.model`. What the verifier needs as well is in `coppice.kernels.cpu`.
+For `drafter_svc.model`. Kernels shared with the verifier are in `coppice.kernels.cpu`.
 """

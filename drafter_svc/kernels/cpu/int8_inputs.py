@@ -1,10 +1,10 @@
-"""Products of matrices with rows that are rounded to 8 bits as well, by the instruction made for it.
+"""Matrix products with rows rounded to 8 bits, by AVX-512 VNNI.
 
-Turning weights into floats costs more than multiplying them with four rows. AVX-512 VNNI needs no floats: one
-instruction multiplies 64 unsigned bytes with 64 signed ones and adds every four neighbours to one of 16 sums. A weight
-w is kept as w + 128, so that the sums start at -128 times the sum of the row.
+Converting weights to floats costs more than multiplying them with four rows. VNNI needs no floats: one instruction
+multiplies 64 unsigned bytes with 64 signed ones and adds groups of four to 16 sums. A weight w is stored as w + 128, so
+sums start at -128 times the sum of the row.
 
-Numba finds no such instruction by itself, so that `_add_products` says in LLVM's terms what to do.
+Numba does not generate this instruction, so `_add_products` does, in LLVM IR.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.int8]
 SumArray = npt.NDArray[np.int32]
 
-# Outputs of a block: sums of 32 bits in a register. Each is fed by four inputs at a time.
+# Outputs per block: 32-bit sums of a register, each fed by four inputs at a time.
 _OUTPUTS = LANES
 _INPUTS = 4
 _OFFSET = 128
 _LARGEST = np.float32(127)
 _SMALLEST_SCALE = np.float32(1e-30)
-# Numba's settings have no types.
+# Numba's configuration is untyped.
 config: Any = numba.config
 _INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
 
 
 def is_available() -> bool:
-    """Whether the machine has the instruction, and Numba compiles for this machine and no other."""
+    """Whether the CPU has the instruction, and Numba compiles for this CPU."""
     return not config.CPU_NAME and not config.CPU_FEATURES and binding.get_host_cpu_features().get("avx512vnni", False)
 
 
 def arrange(weights: Weights) -> Weights:
-    """Weights in the order in which they are multiplied: [..., blocks, in / 4, 16 outputs, 4 inputs], plus 128.
+    """Weights in multiplication order: [..., blocks, in / 4, 16 outputs, 4 inputs], plus 128.
 
-    Outputs and inputs are filled up with zeros.
+    Outputs and inputs are padded with zeros.
     """
     *stack, outputs, inputs = weights.values.shape
     blocks, steps = -(-outputs // _OUTPUTS), -(-inputs // _INPUTS)
@@ -90,7 +90,7 @@ def multiply_bytes(inputs: FloatArray, values: npt.NDArray[np.uint8], scales: Fl
 
 @compiled
 def round_rows(inputs: FloatArray, rounded: ByteArray, scales: FloatArray, starts: SumArray) -> None:
-    """Round each row to whole multiples of a scale of its own; `starts` are the sums that undo the weights' offset."""
+    """Round each row to multiples of its own scale; `starts` are the sums that undo the weights' offset."""
     rows, width = inputs.shape
     for row in range(rows):
         largest = _SMALLEST_SCALE
@@ -107,9 +107,9 @@ def round_rows(inputs: FloatArray, rounded: ByteArray, scales: FloatArray, start
 
 
 def _add_products(rows: int) -> Callable[[npt.NDArray[np.uint8], ByteArray, SumArray], None]:
-    """A function for compiled code that adds one block's products with exactly `rows` rows to their sums.
+    """Function for compiled code that adds one block's products with exactly `rows` rows to their sums.
 
-    It takes weights [steps, 16, 4], inputs [rows, 4 * steps] and sums [rows, 16], each without gaps.
+    Takes weights [steps, 16, 4], inputs [rows, 4 * steps] and sums [rows, 16], all contiguous.
     """
 
     @intrinsic
@@ -129,7 +129,7 @@ def _add_products(rows: int) -> Callable[[npt.NDArray[np.uint8], ByteArray, SumA
             all_inputs = builder.bitcast(inputs_.data, word.as_pointer())
             all_sums = builder.bitcast(sums_.data, words.as_pointer())
             places = [builder.gep(all_sums, [ir.Constant(index, row)]) for row in range(rows)]
-            # Variables that become registers.
+            # Stack variables, which LLVM promotes to registers.
             totals = [cgutils.alloca_once(builder, words) for _ in range(rows)]
             for total, place in zip(totals, places, strict=True):
                 builder.store(builder.load(place, align=4), total)
@@ -146,7 +146,7 @@ def _add_products(rows: int) -> Callable[[npt.NDArray[np.uint8], ByteArray, SumA
 
         return types.void(weights, inputs, sums), generate
 
-    # Outside compiled code the decorated function takes nothing.
+    # Outside compiled code the decorated function takes no arguments.
     return cast(Any, add)  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""Matrices with weights of 8 bits, and their product with a few rows, for compiled code.
+"""8-bit matrices, and their product with a few rows, for compiled code.
 
-Drafts are hints: 8-bit weights may cost a little acceptance, never a token.
+Drafts are hints: 8-bit weights may cost a little acceptance, never a wrong token.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SMALLEST_SCALE = 1e-8
 
 
 class Weights(NamedTuple):
-    """A matrix or a stack of them, [..., out, in] in 8 bits, and one scale per output [..., out].
+    """A matrix or stack of matrices [..., out, in] in 8 bits, with one scale per output [..., out].
 
-    In the arrangement of `int8_inputs` the values are unsigned and [..., blocks, in / 4, 16, 4].
+    In the arrangement of `int8_inputs` values are unsigned and [..., blocks, in / 4, 16, 4].
     """
 
     values: npt.NDArray[np.int8] | npt.NDArray[np.uint8]
@@ -28,7 +28,7 @@ class Weights(NamedTuple):
 
 
 def quantise(weight: FloatArray) -> Weights:
-    """Symmetric 8-bit weights with one scale per output."""
+    """Symmetric 8-bit quantisation with one scale per output."""
     scales = np.maximum(np.abs(weight).max(-1) / 127, _SMALLEST_SCALE).astype(np.float32)
     return Weights(np.rint(weight / scales[..., None]).astype(np.int8), scales)
 
@@ -51,8 +51,8 @@ def multiply_floats(inputs: FloatArray, values: npt.NDArray[np.int8], scales: Fl
             results[row, output] *= scales[output]
 
 
-# Two outputs at a time, for as many rows as there are registers: each weight is turned into a float once, and each
-# input is read once for two weights. Results are without scales.
+# Two outputs at a time, for as many rows as fit in registers: each weight is converted once, and each input read once
+# per two weights. Results are unscaled.
 
 
 @compiled

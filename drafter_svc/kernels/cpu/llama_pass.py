@@ -1,8 +1,8 @@
-"""A draft step or a piece of a prompt in one compiled call: a Llama's pass over a few rows, with weights of 8 bits.
+"""A draft step or a piece of a prompt in one compiled call: a Llama pass over a few rows, with 8-bit weights.
 
-A draft is a chain of short steps, each over a row or four. Sixty calls into a tensor library cost more than their
-arithmetic then, above all right after the target's pass, which leaves every cache cold. Numba compiles this file's
-loops to one function, which reads each weight once, as 8 bits.
+A draft is a chain of short steps of one to four rows. Sixty calls of a tensor library cost more than their arithmetic,
+especially after the target's pass, which leaves caches cold. Numba compiles this file's loops into one function, which
+reads each weight once, in 8 bits.
 
 Axes: R new rows, S cached rows, H query heads, K key heads, D head size, L layers, h hidden, V vocabulary.
 """
@@ -27,12 +27,12 @@ from drafter_svc.model.tree_cache import Rows
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-# Additions to no rows.
+# No additions.
 NOTHING: FloatArray = np.empty((0, 0), np.float32)
 
 
 class FewRowsWeights(NamedTuple):
-    """Everything that a step reads. Layers are stacked along the first axis."""
+    """All weights of a step. Layers are stacked along the first axis."""
 
     embedding: FloatArray
     cos: FloatArray
@@ -48,10 +48,10 @@ class FewRowsWeights(NamedTuple):
 
 
 class FewRowsPass:
-    """A copy of a Llama's weights in 8 bits, and the pass over it.
+    """8-bit copy of a Llama's weights, and the pass over it.
 
-    `cos` and `signed_sin` [positions, D] turn queries and keys: x * cos + roll(x, D / 2) * signed sin. With
-    `round_inputs` the matrices' inputs are rounded to 8 bits, too, which needs `int8_inputs.is_available()`.
+    `cos` and `signed_sin` [positions, D] rotate queries and keys: x * cos + roll(x, D / 2) * signed sin. `round_inputs`
+    also rounds the matrices' inputs to 8 bits, which needs `int8_inputs.is_available()`.
     """
 
     def __init__(self, model: LlamaForCausalLM, cos: FloatArray, signed_sin: FloatArray, *, round_inputs: bool) -> None:
@@ -85,7 +85,7 @@ def read_weights(
         return arrange(quantise(weight)) if round_inputs else quantise(weight)
 
     def stack(*names: str) -> FloatArray:
-        """For every layer, the matrices of the given names on top of each other."""
+        """The named matrices of each layer, concatenated by rows and stacked over layers."""
         joined = [np.concatenate([_array(layer.get_submodule(name).weight) for name in names]) for layer in layers]
         return np.stack(joined)
 
@@ -112,7 +112,7 @@ def _array(parameter: Any) -> FloatArray:
 def multiply(inputs: FloatArray, values: npt.NDArray[Any], scales: FloatArray, results: FloatArray) -> None:
     """`results` [R, out] = `inputs` [R, in] times the transpose of a matrix with 8-bit `values` and `scales` [out].
 
-    Values that `int8_inputs` has arranged are unsigned. In compiled code the choice is made when it is compiled.
+    Values arranged by `int8_inputs` are unsigned. Compiled code chooses at compile time.
     """
     way = multiply_bytes if values.dtype == np.uint8 else multiply_floats
     way(inputs, values, scales, results)
@@ -141,15 +141,15 @@ def run_rows(
 
     Args:
         weights: the model.
-        kv: keys and values [L, 2, K, capacity, D], of which the first `length` rows count; the new ones are written.
+        kv: keys and values [L, 2, K, capacity, D] with `length` valid rows; the new ones are written.
         length: S.
         token_ids: [R].
         positions: [R].
-        mask: [R, S + R]; a row does not see what has a negative value.
-        num_logits: how many rows' logits are wanted.
+        mask: [R, S + R]; negative where a row does not see another.
+        num_logits: number of rows whose logits are returned.
         heads: H.
         eps: the epsilon of the norms.
-        additions: to what the output layer is given [num_logits, h]; of no rows for none.
+        additions: added to the inputs of the output layer [num_logits, h]; no rows for none.
     """
     rows, layers, kv_heads, size = len(token_ids), kv.shape[0], kv.shape[2], kv.shape[4]
     width = weights.embedding.shape[1]
@@ -244,7 +244,7 @@ def mix(weights: FloatArray, values: FloatArray, result: FloatArray) -> None:
     result[:] = 0
     keys, size = len(weights), len(result)
     whole = keys // 4 * 4
-    # Four keys at a time: a sum in memory is slow to come back.
+    # Four keys at a time, to load and store the result less often.
     for key in range(0, whole, 4):
         w0, w1, w2, w3 = weights[key], weights[key + 1], weights[key + 2], weights[key + 3]
         v0, v1, v2, v3 = values[key], values[key + 1], values[key + 2], values[key + 3]

@@ -1,9 +1,9 @@
-"""The whole search for one draft in one compiled call: `tree_builder.build_tree` over passes of `llama_pass`.
+"""A whole draft search in one compiled call: `tree_builder.build_tree` over passes of `llama_pass`.
 
-A draft is about five steps of a quarter of a millisecond. What lies between two of them (masks, noise, children, the
-choice of the next nodes) costs as much again in Python, and so does what lies between an outcome and the first step:
-the call begins with the committed tokens that were not read yet. The rules are those of `build_tree`, and the tests
-hold both to the same trees; this one starts from an empty tree and knows no other way of scoring than noise.
+A draft has about five steps of a quarter of a millisecond. The work between steps (masks, noise, children, choice of
+nodes) costs as much again in Python, as does the time between an outcome and the first step; so the call starts with
+the unread committed tokens. The rules are those of `build_tree`, and tests compare the trees; this search starts from
+an empty tree and only supports noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NONE = -1
 
 
 class SearchLimits(NamedTuple):
-    """`tree_builder.TreeLimits`, as compiled code takes them; `children`: most children of one node."""
+    """`tree_builder.TreeLimits` for compiled code; `children`: most children per node."""
 
     max_nodes: int
     width: int
@@ -41,12 +41,12 @@ class SearchLimits(NamedTuple):
 
 
 class CompiledLlama(FewRowsPass):
-    """A Llama's compiled pass over a few rows, and the search that is made of such passes."""
+    """A Llama's compiled pass over a few rows, and the search over such passes."""
 
     def search(self, kv: FloatArray, length: int, search: WholeSearch) -> Found:
-        """Search behind the first `length` rows of `kv`.
+        """Search after the first `length` rows of `kv`.
 
-        There must be room for the unread tokens and for every row that the limits allow.
+        There must be room for the unread tokens and all rows that the limits allow.
         """
         limits = search.limits
         root = Children((), ()) if search.root is None else search.root
@@ -77,10 +77,10 @@ class CompiledLlama(FewRowsPass):
 
 
 class _Nodes(NamedTuple):
-    """All candidates seen so far, parents before children; the first `totals[0]` of each array count.
+    """All candidates so far, parents before children; the first `totals[0]` entries are valid.
 
-    `rows` holds the row of an expanded node. `best` are the path log-probabilities of the best `max_nodes`, worst
-    first, of which the last `totals[1]` count.
+    `rows` are the rows of expanded nodes. `best` are path log-probabilities of the best `max_nodes`, worst first, of
+    which the last `totals[1]` are valid.
     """
 
     token_ids: IntArray
@@ -95,7 +95,7 @@ class _Nodes(NamedTuple):
 
 
 class _SearchRows(NamedTuple):
-    """The expanded nodes in the order of their rows, with the rows of their parents and what was found behind them."""
+    """Expanded nodes in order of their rows, with their parents' rows and their children."""
 
     nodes: IntArray
     parents: IntArray
@@ -118,22 +118,23 @@ def search_tree(
     sigma: np.float32,
     limits: SearchLimits,
 ) -> Found:
-    """The likeliest nodes behind the root, and the rows that were computed on the way.
+    """Likeliest nodes after the root, and the rows computed for them.
 
     Args:
         weights: the model.
-        kv: keys and values [L, 2, K, capacity, D] with room for the unread tokens and `max_steps * width` rows behind
-            the first `length`.
-        length: cached rows, all of them committed tokens.
+        kv: keys and values [L, 2, K, capacity, D] with room for the unread tokens and `max_steps * width` rows after
+        the
+            first `length`.
+        length: cached rows, all of committed tokens.
         heads: query heads.
         eps: the epsilon of the norms.
-        unread: committed tokens behind the cached ones; their rows are computed first.
-        root_token_ids: the root's children, likeliest first [n]; looked at only where nothing is unread.
-        root_log_probs: theirs [n].
-        noise: what is added to the logits of a node at depth d, noise[d] [more than max_steps, vocab], where the root
-            is at depth 0; no rows without temperature.
+        unread: committed tokens after the cached ones; their rows are computed first.
+        root_token_ids: the root's children, likeliest first [n]; ignored with unread tokens.
+        root_log_probs: their log-probabilities [n].
+        noise: noise[d] is added to the logits of nodes at depth d (root: 0) [more than max_steps, vocab]; no rows at
+            temperature 0.
         sigma: the coupling's scale.
-        limits: bounds of the search.
+        limits: limits of the search.
     """
     if len(unread) > 0:
         scores = _read(weights, kv, length, unread, heads, eps)
@@ -185,7 +186,7 @@ def search_tree(
 
 @compiled
 def _read(weights: FewRowsWeights, kv: FloatArray, length: int, unread: IntArray, heads: int, eps: float) -> FloatArray:
-    """Append rows for committed tokens; returns the logits behind the last [1, vocab]."""
+    """Append rows for committed tokens; returns the logits after the last [1, vocab]."""
     count = len(unread)
     mask = np.zeros((count, length + count), np.float32)
     for row in range(count):
@@ -224,7 +225,7 @@ def _new_rows(capacity: int, children: int) -> _SearchRows:
 def _place(
     nodes: _Nodes, rows: _SearchRows, picked: IntArray, num_rows: int, length: int
 ) -> tuple[IntArray, FloatArray]:
-    """Give rows to the picked nodes; returns their positions and who sees whom, as `run_rows` takes them."""
+    """Assign rows to the picked nodes; returns their positions and mask for `run_rows`."""
     count = len(picked)
     positions = np.empty(count, np.int64)
     mask = np.full((count, length + num_rows + count), np.float32(-np.inf))
@@ -251,7 +252,7 @@ def _can_enter(nodes: _Nodes, path: float, limits: SearchLimits) -> bool:
 
 @compiled
 def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: SearchLimits) -> None:
-    """Take in the children of an expanded node that could be among the best."""
+    """Add the children of an expanded node that could be among the best."""
     depth = 1
     above = 0.0
     if parent != _NONE:
@@ -274,12 +275,12 @@ def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray,
 
 @compiled
 def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
-    """Put a path log-probability in its place among the best, of which the worst goes when they are too many."""
+    """Insert a path log-probability among the best; the worst is dropped if there are too many."""
     best = nodes.best
     if nodes.totals[1] < max_nodes:
         nodes.totals[1] += 1
         place = max_nodes - nodes.totals[1]
-        # The best stand at the end; while they are few, the worst is not at 0.
+        # Sorted at the end of the array; the worst is at 0 only when it is full.
         while place + 1 < max_nodes and best[place + 1] < path:
             best[place] = best[place + 1]
             place += 1
@@ -294,7 +295,7 @@ def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
 
 @compiled
 def _pick(nodes: _Nodes, limits: SearchLimits) -> IntArray:
-    """The nodes to expand in the next step; none when no step can improve the tree or pays."""
+    """Nodes to expand in the next step; empty if no step can improve the tree or pays."""
     picked = np.empty(limits.width, np.int64)
     count = 0
     gain = 0.0
@@ -319,7 +320,7 @@ def _pick(nodes: _Nodes, limits: SearchLimits) -> IntArray:
 
 @compiled
 def _num_kept(nodes: _Nodes, limits: SearchLimits) -> int:
-    """As `TreeLimits.num_kept`."""
+    """Like `TreeLimits.num_kept`."""
     total = nodes.totals[0]
     worth = 0
     for node in range(total):
@@ -331,7 +332,7 @@ def _num_kept(nodes: _Nodes, limits: SearchLimits) -> int:
 
 @compiled
 def _best_nodes(nodes: _Nodes, num_kept: int) -> IntArray:
-    """The best candidates in ascending order; ties go to the earlier one, which keeps parents ahead of children."""
+    """The best candidates in ascending order; ties go to the earlier one, so parents precede children."""
     total = nodes.totals[0]
     is_kept = np.zeros(total, np.bool_)
     for _ in range(num_kept):
@@ -345,7 +346,7 @@ def _best_nodes(nodes: _Nodes, num_kept: int) -> IntArray:
 
 @compiled
 def _renumbered(parents: IntArray, kept: IntArray) -> IntArray:
-    """Parents as places among the kept nodes."""
+    """Parents as indices among the kept nodes."""
     places = np.empty(len(parents), np.int64)
     for index in range(len(parents)):
         places[index] = _NONE if parents[index] == _NONE else np.searchsorted(kept, parents[index])

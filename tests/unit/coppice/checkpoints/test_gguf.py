@@ -188,7 +188,7 @@ def damage(name: str, good: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("no GGUF", "no GGUF file"),
+        ("no GGUF", "not a GGUF file"),
         ("empty", "empty"),
         ("cut short", "damaged or cut short"),
         ("cut in its head", "damaged or cut short"),

@@ -208,7 +208,7 @@ def test_a_pass_that_fails_for_one_sequence_is_made_for_the_others(kind: str, ca
     joint.together([draft(index) for index in range(len(sequences))])
     assert failed == [2]
     assert sorted(found) == [0, 1, 3]
-    assert "a pass for 4 drafts failed" in caplog.text
+    assert "a joint pass of 4 drafts failed" in caplog.text
     for index, tree in found.items():
         assert (tree.token_ids, tree.parents) == (expected[index].token_ids, expected[index].parents)
 
