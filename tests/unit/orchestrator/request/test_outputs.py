@@ -1,4 +1,4 @@
-"""Several outputs as one stream of messages: who begins when, and what one failure does to the others."""
+"""Several outputs as one stream of messages: one that cannot begin, and a first one without a token."""
 
 from __future__ import annotations
 
@@ -50,10 +50,6 @@ class Script:
         self.finish = Finish(1)  # type: ignore[arg-type]
         self._wake.set()
 
-    def fail(self, error: CoppiceError) -> None:
-        self.error = error
-        self._wake.set()
-
     def take(self) -> OutputDelta:
         taken, self._tokens = self._tokens, []
         return OutputDelta(token_ids=tuple(taken))
@@ -89,65 +85,6 @@ async def told(messages: Any) -> tuple[int, list[int], bool]:
     async with asyncio.timeout(5):
         message = await anext(messages)
     return message.output_index, list(message.token_ids), message.HasField("finished")
-
-
-async def test_outputs_take_turns_and_each_ends_once() -> None:
-    scripts, outputs = cast(2, first_alone=False)
-    with outputs:
-        assert states(scripts) == ["running", "running"]
-        messages = outputs.messages()
-        scripts[1].say(10)
-        assert await told(messages) == (1, [10], False)
-        scripts[0].say(20)
-        scripts[0].say(21)
-        scripts[1].say(11, last=True)
-        assert await told(messages) == (0, [20, 21], False)
-        assert await told(messages) == (1, [11], True)
-        scripts[0].say(22, last=True)
-        assert await told(messages) == (0, [22], True)
-        with pytest.raises(StopAsyncIteration):
-            await anext(messages)
-    assert states(scripts) == ["freed", "freed"]
-
-
-@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends with its first token"])
-async def test_the_others_begin_once_the_first_has_a_token(ends: bool) -> None:
-    scripts, outputs = cast(3, first_alone=True)
-    with outputs:
-        assert states(scripts) == ["running", "new", "new"]
-        messages = outputs.messages()
-        scripts[0].say(1, last=ends)
-        assert await told(messages) == (0, [1], ends)
-        assert states(scripts) == ["running"] * 3
-        for index in (1, 2):
-            scripts[index].say(2, last=True)
-            assert await told(messages) == (index, [2], True)
-    assert states(scripts) == ["freed"] * 3
-
-
-async def test_one_that_fails_fails_the_request_after_what_it_had() -> None:
-    scripts, outputs = cast(2, first_alone=False)
-    with outputs:
-        messages = outputs.messages()
-        scripts[1].say(7)
-        scripts[1].fail(UnavailableError("gone"))
-        assert await told(messages) == (1, [7], False)
-        with pytest.raises(UnavailableError, match="gone"):
-            await anext(messages)
-    assert states(scripts) == ["freed", "freed"]
-
-
-async def test_a_failure_from_outside_reaches_those_that_have_not_begun_and_never_will() -> None:
-    scripts, outputs = cast(2, first_alone=True)
-    with outputs:
-        scripts[0].say(1)
-        outputs.fail(UnavailableError("too late"))
-        assert all(script.error is not None for script in scripts)
-        messages = outputs.messages()
-        assert await told(messages) == (0, [1], False)
-        with pytest.raises(UnavailableError, match="too late"):
-            await anext(messages)
-    assert states(scripts) == ["freed", "new"]
 
 
 async def test_one_that_cannot_begin_frees_those_that_have() -> None:
