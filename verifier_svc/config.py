@@ -75,6 +75,10 @@ class VerifierConfig(ServiceSettings):
         "0 takes what rounding can do in the model's precision.",
     )
 
+    prompt_lookup: Switch = Field(
+        default="on",
+        description="Draft from a request's own text where it has no drafter and the target has no adapter.",
+    )
     # See extras/redraft/adapter.py. Costs decide which masks and nodes are worth their rows; with a least probability
     # of 0 all are.
     space_adapter: str = Field(

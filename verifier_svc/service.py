@@ -86,6 +86,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             hardware=self._hardware,
             instance_id=self._instance_id,
             redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
+            lookup_nodes=info.lookup.max_nodes if info.lookup is not None else 0,
             feature_size=info.feature_size,
             dtype=info.dtype,
             weights_fingerprint=info.weights_fingerprint,

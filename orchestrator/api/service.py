@@ -42,7 +42,7 @@ from orchestrator.request.generation import Generation
 from orchestrator.request.output_text import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
-from orchestrator.request.rounds import REDRAFT
+from orchestrator.request.rounds import PROMPT_LOOKUP, REDRAFT
 from orchestrator.request.statistics import OutputClock
 from orchestrator.request.trace import OutputTrace, RequestTrace
 from orchestrator.request.transcript import Transcript
@@ -236,7 +236,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _own_sources(self) -> frozenset[str]:
         own = {CACHE} if self._cache is not None else set()
-        return frozenset(own | {REDRAFT} if self._verifiers.info.redraft_nodes else own)
+        if self._verifiers.info.redraft_nodes:
+            own.add(REDRAFT)
+        if self._verifiers.info.lookup_nodes:
+            own.add(PROMPT_LOOKUP)
+        return frozenset(own)
 
     def _sources(self) -> list[str]:
         return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
@@ -280,13 +284,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         sampled = request.sampling.temperature > 0
         return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
 
-    def _redraft_nodes(self, request: GenerationRequest) -> int:
-        """Most nodes of in-pass re-drafts; 0 for sampled trees (they are no samples) and for synchronous rounds."""
+    def _verifier_nodes(self, request: GenerationRequest, source: str, offered: int) -> int:
+        """Most nodes of the verifier's own drafts; 0 for sampled trees (they are no samples) and synchronous rounds."""
         if not request.speculates or request.samples_drafts or self._limits.synchronous:
             return 0
-        if request.sources and REDRAFT not in request.sources:
+        if request.sources and source not in request.sources:
             return 0
-        offered = self._verifiers.info.redraft_nodes
         return offered if request.max_nodes is None else min(request.max_nodes, offered)
 
     def _generation(
@@ -299,15 +302,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             plans = self._planner.follow_apart()
         else:
             plans = self._planner.follow(is_greedy, request.priority)
+        clients = choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else ()
+        info = self._verifiers.info
         drafting = Drafting(
-            clients=choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else (),
+            clients=clients,
             planner=plans,
             transcript=transcript,
             sampling=request.sampling,
             requested_nodes=request.max_nodes,
             forced=request.forced,
-            vocab_size=self._verifiers.info.vocab_size,
-            row_multiple=self._verifiers.info.row_multiple,
+            vocab_size=info.vocab_size,
+            row_multiple=info.row_multiple,
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
             request_id=request.request_id,
@@ -315,7 +320,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             synchronous=self._limits.synchronous,
             records=self.tally.records[is_greedy],
             denoising=request.denoising,
-            max_redraft_nodes=self._redraft_nodes(request),
+            max_redraft_nodes=self._verifier_nodes(request, REDRAFT, info.redraft_nodes),
+            # Drafters know more, and rows are theirs.
+            max_lookup_nodes=0 if clients else self._verifier_nodes(request, PROMPT_LOOKUP, info.lookup_nodes),
         )
         output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)

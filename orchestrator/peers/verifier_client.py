@@ -62,6 +62,8 @@ class VerifierInfo:
     instance_id: str = ""
     # Most nodes of in-pass re-drafts; 0 if it makes none.
     redraft_nodes: int = 0
+    # Most nodes of its drafts by prompt lookup; 0 if it makes none.
+    lookup_nodes: int = 0
     # Numbers per token in features; 0 if it sends none.
     feature_size: int = 0
     # As in GetModelInfoResponse; empty where it does not say.
@@ -329,6 +331,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         hardware=described.hardware,
         instance_id=described.instance_id,
         redraft_nodes=described.redraft_nodes,
+        lookup_nodes=described.lookup_nodes,
         feature_size=described.feature_size,
         dtype=described.dtype,
         weights_fingerprint=described.weights_fingerprint,
@@ -342,7 +345,9 @@ def _load(load: verifier_pb2.Load) -> VerifierLoad:
 
 def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
     """Message to open a sequence, without features or re-drafts that the verifier does not offer."""
-    offered_redraft_nodes, feature_size = (info.redraft_nodes, info.feature_size) if info is not None else (0, 0)
+    redraft_nodes, lookup_nodes, feature_size = 0, 0, 0
+    if info is not None:
+        redraft_nodes, lookup_nodes, feature_size = info.redraft_nodes, info.lookup_nodes, info.feature_size
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,
         sampling=wire.sampling_to_proto(opening.sampling),
@@ -358,7 +363,8 @@ def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier
         request_id=opening.request_id,
         traceparent=opening.traceparent,
         synchronous=opening.synchronous,
-        max_redraft_nodes=min(opening.max_redraft_nodes, offered_redraft_nodes),
+        max_redraft_nodes=min(opening.max_redraft_nodes, redraft_nodes),
+        max_lookup_nodes=min(opening.max_lookup_nodes, lookup_nodes),
     )
 
 

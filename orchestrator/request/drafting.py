@@ -65,6 +65,7 @@ class Drafting:
         cache_salt: str = "",
         synchronous: bool = False,
         max_redraft_nodes: int = 0,
+        max_lookup_nodes: int = 0,
         records: SourceRecords | None = None,
         denoising: Denoising = LEFT_TO_DRAFTER,
         clock: Callable[[], float] = time.monotonic,
@@ -76,6 +77,8 @@ class Drafting:
         self._denoising = denoising
         # Most nodes of an in-pass re-draft, and the re-draft for the current round.
         self.max_redraft_nodes = max_redraft_nodes
+        # The same of the verifier's drafts by prompt lookup.
+        self.max_lookup_nodes = max_lookup_nodes
         self._redraft = EMPTY_TREE
         # Trace context for drafters' spans; empty without tracing.
         self.traceparent = ""

@@ -168,6 +168,7 @@ class Generation:
             traceparent=self._drafting.traceparent,
             synchronous=self._drafting.synchronous,
             max_redraft_nodes=self._drafting.max_redraft_nodes,
+            max_lookup_nodes=self._drafting.max_lookup_nodes,
         )
 
     def finish_if_complete(self) -> bool:

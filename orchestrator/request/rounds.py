@@ -10,8 +10,9 @@ from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 
-# Source name of in-pass re-drafts at the verifier.
+# Source names of the verifier's own drafts: in-pass re-drafts, and those from the request's own text.
 REDRAFT = "redraft"
+PROMPT_LOOKUP = "prompt-lookup"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class VerifyOpening:
     synchronous: bool = False
     # Most nodes of in-pass re-drafts; 0 for none.
     max_redraft_nodes: int = 0
+    max_lookup_nodes: int = 0
 
 
 @dataclass(frozen=True)

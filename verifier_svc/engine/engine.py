@@ -183,6 +183,8 @@ class Engine:
         parts = zip(finished.batch, finished.result.parts, strict=True)
         outcomes = [self._end_round(share, part, finished) for share, part in parts]
         self.counts.rounds_over(finished.plan, finished.result.num_pruned, [one for one in outcomes if one is not None])
+        if self._info.lookup is not None and all(share.num_pending == 1 for share in finished.batch):
+            self._info.lookup.cost.add(finished.plan.num_rows, finished.took_s)
         self.scheduler.pass_over(finished.batch, finished.plan.num_rows, finished.ended_s)
         self._report_load(finished)
 
@@ -190,7 +192,9 @@ class Engine:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
         key, sequence, ended_s = share.key, share.sequence, finished.ended_s
         waited_s = finished.started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-        outcome = self._sequences.alone(key, lambda: sequence.finish_round(part, ended_s, waited_s))
+        outcome = self._sequences.alone(
+            key, lambda: sequence.finish_round(part, ended_s, waited_s, len(finished.batch))
+        )
         if outcome is None:
             return None
         event = OutcomeEvent(

@@ -19,6 +19,7 @@ from verifier_svc.engine.pass_runner import PassPart
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
+from verifier_svc.extras.lookup.lookup import PromptLookup
 from verifier_svc.extras.pruning.rows import surviving_part
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import Redrafter
@@ -65,6 +66,8 @@ class SequenceSpec:
     # Nodes of the target's own draft that a round may have at most; 0 without one. Not with sampled trees, and not in
     # synchronous sequences.
     max_redraft_nodes: int = 0
+    # The same for drafts by prompt lookup.
+    max_lookup_nodes: int = 0
     # Of the request, for logs.
     request_id: str = ""
     # Whether outcomes carry the committed tokens' features.
@@ -145,6 +148,9 @@ class Sequence:
         )
         redraft = info.redraft if isinstance(self.mailbox, Mailbox) else None
         self._redrafter = Redrafter(redraft, spec.max_redraft_nodes, spec.sampling.temperature)
+        self._lookup = None
+        if info.lookup is not None and spec.max_lookup_nodes and isinstance(self.mailbox, Mailbox):
+            self._lookup = PromptLookup(info.lookup, spec.max_lookup_nodes, spec.sampling.temperature > 0)
         self._draw_rule = None
         if info.pruning is not None and not spec.traverses:
             self._draw_rule = draw_rule(spec.sampling, info.pruning.thresholds, spec.stopping.min_tokens)
@@ -305,10 +311,12 @@ class Sequence:
         )
         return self._round.rows
 
-    def finish_round(self, part: PassPart, now_s: float, waited_s: float) -> RoundOutcome | None:
+    def finish_round(
+        self, part: PassPart, now_s: float, waited_s: float, num_sequences: int = 1
+    ) -> RoundOutcome | None:
         """Commit a pass's result. With survivors, the round goes on as if other nodes had never been drafted.
 
-        Returns None when the pass was a part of the prompt.
+        `num_sequences` shared the pass. Returns None when the pass was a part of the prompt.
 
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
@@ -331,7 +339,11 @@ class Sequence:
         self._learn_from_wait(planned, waited_s)
         self._rounds_since_start += 1
         self.mailbox.advance(accepted.token_ids, self.tokens)
-        redraft = self._redraft(planned, rows, accepted, part.logits)
+        redraft = EMPTY_TREE
+        if self._lookup is None:
+            redraft = self._redraft(planned, rows, accepted, part.logits)
+        elif verified.finish is None:
+            redraft = self._look_up(self._lookup, accepted.token_ids, num_sequences)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -364,6 +376,16 @@ class Sequence:
         if len(redraft) and isinstance(self.mailbox, Mailbox):
             self.mailbox.put_redraft(redraft)
         return redraft
+
+    def _look_up(self, lookup: PromptLookup, token_ids: tuple[int, ...], num_sequences: int) -> TokenTree:
+        """The draft for the next round from the sequence's own tokens, which is in the mailbox now."""
+        lookup.committed(token_ids)
+        if self.mailbox.is_fresh or not isinstance(self.mailbox, Mailbox):
+            return EMPTY_TREE
+        tree = lookup.draft(self.tokens, num_sequences)
+        if len(tree):
+            self.mailbox.put_redraft(tree)
+        return tree
 
     def _learn_from_wait(self, planned: _Round, waited_s: float) -> None:
         """The first round did not wait, nor the first after another start: they say nothing of whether waiting pays.

@@ -27,6 +27,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import feature_size
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, padded_sizes
+from verifier_svc.extras.lookup.lookup import LookupSettings
 from verifier_svc.extras.pruning.head import load_head
 from verifier_svc.extras.pruning.pace import PruningSettings
 from verifier_svc.extras.pruning.probe import check_pruning
@@ -80,6 +81,8 @@ _FREE_ROWS = {"cpu": 16, "cuda": 64}
 # the share of their free rows.
 _ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
 _CURVE_LIMIT_S = 2.0
+# Nodes of a draft by prompt lookup.
+_LOOKUP_NODES = 16
 # Rows of the largest pass of the curve that is measured, and tokens before it, as a request may have.
 _CURVE_ROWS = 24
 _CURVE_CONTEXT = 256
@@ -128,6 +131,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if not exact:
         logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
     redraft = adapted(target, config, vocab_size, exact=exact)
+    looks_up = config.prompt_lookup == "on" and redraft is None
     pruning = with_early_head(target, config, vocab_size, exact=exact)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
@@ -157,6 +161,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
         redraft=None if redraft is None else with_costs(redraft, target, limit),
+        lookup=LookupSettings(min(_LOOKUP_NODES, config.max_nodes)) if looks_up else None,
         pruning=pruning,
         # Ranks that share a pass do not pass its hidden states on.
         feature_size=feature_size(target) if ranks is None else 0,

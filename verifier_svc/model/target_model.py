@@ -16,6 +16,7 @@ from coppice.core.errors import IncompatibleError
 from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
+from verifier_svc.extras.lookup.lookup import LookupSettings
 from verifier_svc.extras.pruning.head import EarlyHead
 from verifier_svc.extras.pruning.layers import PrunedForward, PrunedLayers
 from verifier_svc.extras.pruning.pace import PruningSettings
@@ -56,6 +57,8 @@ class TargetInfo:
     near_tie_gap: float = 0.0
     # What it drafts for itself in its own passes; None without an adapter for that.
     redraft: RedraftSettings | None = None
+    # Drafts from a sequence's own tokens; None where they are switched off, or it drafts for itself.
+    lookup: LookupSettings | None = None
     # Which nodes it prunes early, and when; None without a head for that.
     pruning: PruningSettings | None = None
     # Numbers of a committed token's feature; 0 where none are given.

@@ -83,6 +83,7 @@ class RequestParser:
             traverses=traverses,
             synchronous=message.synchronous,
             max_redraft_nodes=message.max_redraft_nodes,
+            max_lookup_nodes=message.max_lookup_nodes,
             request_id=message.request_id,
             wants_features=message.want_features,
         )
@@ -94,6 +95,8 @@ class RequestParser:
             raise UnsupportedError("want_features: this verifier does not give the target's hidden states")
         if message.max_redraft_nodes and self._info.redraft is None:
             raise UnsupportedError("max_redraft_nodes: this verifier has no adapter to re-draft with")
+        if message.max_lookup_nodes and self._info.lookup is None:
+            raise UnsupportedError("max_lookup_nodes: this verifier makes no drafts by prompt lookup")
 
     def _submit(self, key: SequenceKey, message: verifier_pb2.Draft) -> None:
         linger_s = message.linger_us / 1e6 if message.HasField("linger_us") else None

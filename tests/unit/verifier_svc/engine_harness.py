@@ -58,6 +58,7 @@ class Harness:
         top_log_probs: int | None = None,
         synchronous: bool = False,
         redraft_nodes: int = 0,
+        lookup_nodes: int = 0,
         wants_features: Collection[int] = (),
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished. `wants_features`: numbers of prompts."""
@@ -73,6 +74,7 @@ class Harness:
                 top_log_probs=top_log_probs,
                 synchronous=synchronous,
                 max_redraft_nodes=redraft_nodes,
+                max_lookup_nodes=lookup_nodes,
                 wants_features=index in wants_features,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
