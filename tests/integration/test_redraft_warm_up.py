@@ -41,6 +41,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.timeout(260)
 def test_nothing_is_compiled_once_requests_run() -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", SCRIPT]

@@ -21,6 +21,9 @@ from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.target_model import TargetModel
 
+# The first test compiles, and may have to share its core.
+pytestmark = pytest.mark.timeout(400)
+
 NewModel = Callable[[str], PreTrainedModel]
 NewKernel = Callable[[], AttentionKernel | None]
 KERNELS = {"compiled": CompiledKernel, "tensors": lambda: None}

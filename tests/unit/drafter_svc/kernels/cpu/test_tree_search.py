@@ -22,6 +22,9 @@ from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks
 from drafter_svc.model.tree_cache import Rows, TreeCache
 from tests.tiny_checkpoint import tiny_llama
 
+# The first test compiles, and may have to share its core.
+pytestmark = pytest.mark.timeout(400)
+
 VOCAB = 61
 CONTEXT = 64
 LIMITS = {
