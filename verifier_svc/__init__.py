@@ -1,4 +1,4 @@
-"""The verifier service: owns the target model and verifies token trees in batched passes.
+"""Verifier service: owns the target model and verifies token trees in batched passes.
 
-Start reading at `engine.engine.Engine`. Other services meet it over gRPC only.
+Start reading at `engine.engine.Engine`. Other services use gRPC only.
 """

@@ -15,17 +15,17 @@ logger = logging.getLogger("verifier_svc")
 
 
 def main() -> None:
-    """Read the settings, say how threads wait, which has to come before torch is imported, and run the verifier."""
+    """Read settings, set the OpenMP variables that torch reads at import, and run the verifier."""
     config, certificates = read_settings()
     set_spin_count()
-    # Here, because it takes seconds, for which nobody has to wait who has made a mistake in a setting.
+    # Imported here: it takes seconds, and errors in settings should be reported at once.
     from verifier_svc.app import run_verifier
 
     run_verifier(config, certificates)
 
 
 def read_settings() -> tuple[VerifierConfig, Certificates | None]:
-    """What the environment says; ends the process where that is wrong."""
+    """Settings and certificates from the environment; exits with an error if they are invalid."""
     try:
         configure_logging(os.environ)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The verifier process: settings, model, engine and server, and how they start and stop."""
+"""The verifier process: start and stop of model, engine and server."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from verifier_svc.service import VerifierServicer, max_request_bytes, request_si
 
 logger = logging.getLogger(__name__)
 
-# The model thread and the event loop share the interpreter: hand it over quickly.
+# Model thread and event loop share the GIL; the default switch interval of 5 ms would delay messages.
 _SWITCH_INTERVAL_S = 1e-4
 
 
 class EngineLostError(CoppiceError):
-    """The model thread has ended by itself: this process can compute nothing any more."""
+    """The model thread has ended unexpectedly: the process cannot run passes any more."""
 
 
 def new_servicer(
@@ -49,7 +49,7 @@ def new_servicer(
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
 ) -> tuple[Engine, VerifierServicer]:
-    """An engine, which is to be started, and the service in front of it."""
+    """An engine, not started yet, and its service."""
     free_rows = info.redraft.free_rows if info.redraft is not None else 0
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows, free_rows)
     engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
@@ -72,7 +72,8 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises:
-        EngineLostError: the model thread has ended; every stream is cut off, so that sequences go on elsewhere at once.
+        EngineLostError: the model thread has ended; all streams are cut, so that sequences move to other verifiers at
+        once.
     """
     timeline = open_timeline("verifier", os.environ)
     engine, servicer = new_servicer(config, target, info, tracer, timeline)
@@ -88,7 +89,7 @@ async def serve(
         port = await server.start(config.listen_address, config.health_port)
         engine.start(lambda: loop.call_soon_threadsafe(lost.set))
         await server.set_serving(True)
-        print(f"ready {host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
+        print(f"ready {host}:{port}", flush=True)  # noqa: T201  the parent process waits for this line
         await first_of(stop_signal(), lost.wait())
         if not lost.is_set():
             servicer.drain()
@@ -108,7 +109,7 @@ def run_verifier(config: VerifierConfig, certificates: Certificates | None = Non
     with contextlib.ExitStack() as stack:
         try:
             target, info = load_probed_target(config, _other_ranks(config, stack))
-            # Behind the processes that hold the target together: it starts a thread.
+            # After starting the other ranks: it starts a thread.
             tracer = open_tracer("coppice-verifier", os.environ)
         except (CoppiceError, ValueError, OSError) as error:
             logger.error("%s", error)
@@ -126,10 +127,10 @@ def run_verifier(config: VerifierConfig, certificates: Certificates | None = Non
 def serving_metrics(
     config: VerifierConfig, engine: Engine, info: TargetInfo, certificates: Certificates | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Serves metrics until the context is left, where the settings ask for it."""
+    """Serve metrics until the context is left, if enabled."""
     if not config.metrics_port:
         return contextlib.nullcontext()
-    # Here, so that nothing else pays for loading it.
+    # Imported here, to save memory and time without metrics.
     from coppice.obs import metrics_server
     from verifier_svc.metrics import verifier_metrics
 
@@ -143,10 +144,10 @@ def serving_metrics(
 
 
 def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks | None:
-    """The processes that hold the target together with this one, until `stack` is left; None when it holds it alone."""
+    """Other processes of a tensor-parallel target, running until `stack` is left; None without tensor parallelism."""
     if config.tensor_parallel == 1:
         return None
-    # Here, so that nothing else depends on torch.distributed.
+    # Imported here, so that nothing else depends on torch.distributed.
     from verifier_svc.model.parallel.tensor_parallel import leading
 
     return stack.enter_context(leading(config))
@@ -156,7 +157,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def hardware(device: torch.device, threads: int, num_processes: int) -> str:
-    """Kind of processor, the threads that it may use (0: as it sees fit), and how many processes share a pass."""
+    """Kind of processor, threads per process (0: chosen per pass), and processes of the target."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}, {num_processes} processes"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 from coppice.net.service_settings import ServiceSettings
 from coppice.settings import LAB, Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
 
-# Fewer rows are no faster, and there would be none to set aside for prompts.
+# A smaller bound saves nothing, and would leave no rows for prompts.
 MIN_ROWS = 4
 
-# Exit codes of the process: an address that is taken; a setting or a model that cannot be served; a process that held a
-# part of the target is gone; the thread that runs the target has ended.
+# Exit codes of the process: address in use; invalid setting or unsupported model; tensor-parallel process lost; model
+# thread ended.
 UNAVAILABLE_ERROR = 1
 CONFIGURATION_ERROR = 2
 WORKER_LOST = 3
@@ -79,8 +79,7 @@ class VerifierConfig(ServiceSettings):
         default="on",
         description="Draft from a request's own text where it has no drafter and the target has no adapter.",
     )
-    # See extras/redraft/adapter.py. Costs decide which masks and nodes are worth their rows; with a least probability
-    # of 0 all are.
+    # See extras/redraft/adapter.py. Masks and nodes are chosen by cost; with a least probability of 0 all are used.
     space_adapter: str = Field(
         default="", description="Directory of an adapter with which the target drafts in its own passes; empty: none."
     )

@@ -15,9 +15,9 @@ _OWN = Prefix("coppice_verifier_")
 
 
 def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificates | None = None) -> Iterator[Metric]:
-    """The verifier's metrics now. Safe on any thread: the engine's counts are numbers that are read once.
+    """Metrics of the verifier at this moment. Thread-safe: counts are read once.
 
-    Near-ties are left out where nobody counts them, rather than shown as 0.
+    Near-ties are omitted if not counted.
     """
     mode = "strict" if info.exact else "fast"
     yield _OWN.gauge("exactness", "1 for the mode that the server runs in, strict or fast.", 1, mode=mode)
@@ -84,7 +84,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
 
 
 def _pruning_times(engine: Engine) -> Iterator[Metric]:
-    """What passes took that early pruning could act on: for comparison, with EARLY_PRUNING=compare."""
+    """Durations of prunable passes: for comparison, with EARLY_PRUNING=compare."""
     times = {"yes" if pruned else "no": value for pruned, value in engine.passes.pruning_times.items()}
     for name, text, values in (
         (
@@ -101,7 +101,7 @@ def _pruning_times(engine: Engine) -> Iterator[Metric]:
 def _sequences(engine: Engine) -> Iterator[Metric]:
     yield _OWN.gauge("waiting_sequences", "Sequences waiting for KV blocks.", engine.scheduler.num_waiting)
     yield _OWN.gauge("running_sequences", "Sequences in the running batch.", engine.scheduler.num_running)
-    # The engine's thread may come to know another status meanwhile.
+    # Copied: the engine's thread may add a status.
     finished, failed = engine.counts.finished.copy(), engine.counts.failed.copy()
     yield _OWN.counters("finished_sequences", "Finished outputs, by reason.", "reason", finished)
     yield _OWN.counters("failed_sequences", "Sequences refused or failed, by gRPC status.", "code", failed)

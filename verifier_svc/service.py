@@ -1,4 +1,4 @@
-"""VerifierService as gRPC serves it."""
+"""gRPC service of the verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         hardware: str = "",
         observe: Sequence[Callable[[], StreamObserver]] = (),
     ) -> None:
-        """Each of `observe` makes an observer for every stream."""
+        """`observe` are factories of observers, called for every stream."""
         self._observe = observe
         self._engine = engine
         self._info = info
@@ -48,7 +48,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._open: set[VerifyStream] = set()
 
     def drain(self) -> None:
-        """Tell every orchestrator that this verifier is about to stop."""
+        """Tell all orchestrators that this verifier is stopping."""
         for stream in self._open:
             stream.deliver([DrainEvent()])
 
@@ -106,12 +106,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         )
 
 
-# Of what has no limit of its own: ids, traces, numbers.
+# For fields without limits of their own: ids, traces, numbers.
 _OTHER_BYTES = 16 * 1024
 
 
 def request_sizes(max_context: int) -> MessageSizes:
-    """What the fields of a VerifyRequest may take with a context of `max_context` tokens, lists packed."""
+    """Size limits of the fields of a VerifyRequest for contexts of `max_context` tokens, lists packed."""
     most_bytes = {
         "open.prompt_token_ids": LISTED_ID_BYTES * max_context,
         "open.sampling": SAMPLING_BYTES,
@@ -122,6 +122,6 @@ def request_sizes(max_context: int) -> MessageSizes:
 
 
 def max_request_bytes(max_context: int) -> int:
-    """The most bytes of a VerifyRequest with a context of `max_context` tokens: an opening, or a draft."""
+    """Upper bound of a VerifyRequest in bytes for contexts of `max_context` tokens: an opening, or a draft."""
     opening = LISTED_ID_BYTES * max_context + SAMPLING_BYTES + STOPPING_BYTES
     return max(opening, TREE_BYTES) + _OTHER_BYTES

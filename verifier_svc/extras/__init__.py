@@ -1,4 +1,4 @@
-"""Optional stages of a pass: re-drafting and early pruning.
+"""Optional stages of a pass: in-pass re-drafting and early pruning. Both need trained weights besides the target's.
 
-For `verifier_svc.engine` and `verifier_svc.model`. Without an adapter and a head nothing of them runs.
+For `verifier_svc.engine` and `verifier_svc.model`.
 """

@@ -1,4 +1,4 @@
-"""Results of the latest grammars, bounded in bytes."""
+"""Cache of compiled grammars, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ MAX_CACHE_BYTES = 64 << 20
 
 
 class GrammarCache:
-    """Compiled grammars, and why others could not be: a bad one is not tried twice. May be used from any thread.
+    """Compiled grammars and compilation errors, so that invalid ones are not compiled twice. Thread-safe.
 
-    When there is more than `max_bytes`, those that were used longest ago are forgotten.
+    Above `max_bytes`, least recently used entries are evicted.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # The most recently used one last, each with its bytes.
+        # Least recently used first, with sizes in bytes.
         self._entries: OrderedDict[Grammar, tuple[CompiledGrammar | CoppiceError, int]] = OrderedDict()
         self._num_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is remembered, texts included; estimated where it was not measured."""
+        """Memory of entries, texts included; estimated if not measured."""
         return self._num_bytes
 
     def find(self, grammar: Grammar) -> CompiledGrammar | CoppiceError | None:
-        """What became of a grammar; None where it is not remembered."""
+        """The cached result for a grammar; None if not cached."""
         with self._lock:
             entry = self._entries.get(grammar)
             if entry is None:
@@ -45,7 +45,7 @@ class GrammarCache:
             return entry[0]
 
     def put(self, grammar: Grammar, result: CompiledGrammar | CoppiceError) -> bool:
-        """Remember what became of a grammar; returns whether others were forgotten for it."""
+        """Cache a result; returns whether entries were dropped."""
         size = sys.getsizeof(grammar.text)
         size += len(str(result)) if isinstance(result, CoppiceError) else result.num_bytes
         forgotten = []
@@ -57,12 +57,12 @@ class GrammarCache:
                 _, oldest = self._entries.popitem(last=False)
                 self._num_bytes -= oldest[1]
                 forgotten.append(oldest)
-        # Dropped here, outside the lock.
+        # Freed here, outside the lock.
         return any(entry is not None for entry in forgotten)
 
 
 def release_memory() -> None:
-    """Give free memory back to the system, which glibc does not do by itself; elsewhere, nothing happens."""
+    """Return free memory to the system, which glibc does not do by itself; a no-op elsewhere."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -70,7 +70,7 @@ def release_memory() -> None:
 
 
 def allocated_bytes() -> int | None:
-    """Bytes that the process has from the C allocator; None where it does not say. A library counts, not Python."""
+    """Bytes allocated from the C allocator, by libraries but not by Python; None if unknown."""
     count = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
     if count is None:
         return None

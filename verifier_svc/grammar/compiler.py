@@ -1,7 +1,7 @@
-"""Compiling grammars on threads of their own, so that neither the event loop nor a pass waits for one.
+"""Compilation of grammars on separate threads, so that neither the event loop nor passes wait.
 
-Short grammars that are known to be cheap have a thread to themselves. All others are compiled in another process first
-(`trial.py`), and here only once they have proved affordable there.
+Short grammars known to be cheap have a thread of their own. Others are first compiled in another process (`trial.py`),
+and here only if that stayed within limits.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A text of this many characters without what is below compiles in at most 60 ms and 2 MiB.
+# A text of at most this many characters without the keys below compiles in at most 60 ms and 2 MiB.
 _PLAIN_CHARACTERS = 4096
-# What multiplies or intersects parts of a schema.
+# Keys that multiply or intersect parts of a schema.
 _COMBINES = ('"allOf"', '"oneOf"', '"patternProperties"', '"multipleOf"', '"x-guidance"')
-# What does so beside a pattern, and beside a reference.
+# Keys that do so together with a pattern, and with a reference.
 _MEETS_PATTERN = ('"anyOf"', '"$ref"', '"format"', '"minLength"', '"maxLength"')
-# Compiled grammars that needed a trial may take this much memory, those that outputs still use included. Where there is
-# more, the next one waits until outputs have ended.
+# Total memory of compiled grammars that needed a trial, those used by running outputs included. Above it, the next
+# compilation waits until outputs have ended.
 MAX_TRIED_BYTES = 256 << 20
 _ROOM_CHECK_S = 0.05
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class GrammarCounts:
-    """What operators see of the compiling of grammars."""
+    """Metrics of grammar compilation."""
 
     def __init__(self) -> None:
-        # Grammars by what became of them. Those that were remembered count again in `remembered` alone.
+        # Grammars by result; cache hits count in `remembered` only.
         self.results = dict.fromkeys(("compiled", "refused", "failed", "remembered"), 0)
         self.queue_s = histogram("coppice_verifier_grammar_queue_seconds", "Time that a grammar waited.", _SECONDS)
         self.num_trials = 0
@@ -57,9 +57,9 @@ class GrammarCounts:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one target. Public methods may be called from any thread.
+    """Compiles grammars for one target. Public methods are thread-safe.
 
-    Where a target or a machine cannot have grammars, requests with one are refused; all others work.
+    If the target or the machine does not support grammars, only requests with one are refused.
     """
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -82,12 +82,12 @@ class GrammarCompiler:
 
     @property
     def num_waiting(self) -> int:
-        """Grammars that wait to be compiled."""
+        """Grammars waiting to be compiled."""
         return len(self._plain) + len(self._other)
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of grammars that are remembered."""
+        """Memory of cached grammars."""
         return self._cache.num_bytes
 
     def begin(
@@ -98,10 +98,10 @@ class GrammarCompiler:
         deliver: Deliver,
         payer: str = "",
     ) -> Callable[[], None]:
-        """Find the state of a grammar behind the tokens of an output; `deliver` gets it, or why there is none.
+        """Compute the grammar's state after an output's tokens; `deliver` gets it, or the error, on another thread.
 
-        It is called on another thread. Those with the same `payer` share their turns. Returns what takes the grammar
-        out of the queue again; whoever calls that may still be delivered to, if it has left the queue already.
+        Jobs with the same `payer` share their turns. Returns a function that cancels the job; if the job has left the
+        queue already, `deliver` may still be called.
         """
         job = Job(grammar, output, end_token_ids, deliver, payer)
         queue = self._plain if is_plain(grammar) or self._cache.find(grammar) is not None else self._other
@@ -109,7 +109,7 @@ class GrammarCompiler:
         return lambda: queue.cancel(job)
 
     def close(self) -> None:
-        """Finish the grammar that is being compiled, and forget the others."""
+        """Finish the grammar that is being compiled, and drop the others."""
         self._closing.set()
         self._plain.close()
         self._other.close()
@@ -120,7 +120,7 @@ class GrammarCompiler:
 
     def _run(self, queue: GrammarQueue, needs_trial: bool) -> None:
         if sys.platform == "linux":
-            # Of this thread alone: passes go first. Elsewhere the priority would be the whole process's.
+            # Lower priority than passes, for this thread only; on other systems it would be the whole process's.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while (jobs := queue.take()) is not None:
             started_s = time.monotonic()
@@ -134,7 +134,7 @@ class GrammarCompiler:
             del compiled, jobs
 
     def _compiled(self, grammar: Grammar, needs_trial: bool) -> CompiledGrammar | CoppiceError:
-        """What a grammar is compiled to, or why it cannot be."""
+        """The compiled grammar, or the error."""
         vocabulary = self._vocabulary
         if isinstance(vocabulary, CoppiceError):
             return vocabulary
@@ -150,10 +150,10 @@ class GrammarCompiler:
         except InvalidRequestError as error:
             self.counts.add("refused")
             result = error
-        except CoppiceError as error:  # another time it may work
+        except CoppiceError as error:  # not cached: may succeed later
             self.counts.add("failed")
             return error
-        except BaseException:  # a panic of the library is no Exception; its request must hear of it all the same
+        except BaseException:  # a panic of the library is not an Exception
             logger.exception("a grammar could not be compiled")
             self.counts.add("failed")
             return CoppiceError("the grammar could not be compiled")
@@ -162,11 +162,11 @@ class GrammarCompiler:
         return result
 
     def _compile_tried(self, vocabulary: GrammarVocabulary, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar once it has proved affordable, and there is room for it.
+        """Compile a grammar after a trial within limits, once there is memory for it.
 
         Raises:
-            InvalidRequestError: it is not.
-            CoppiceError: it could not be tried.
+            InvalidRequestError: it exceeds limits.
+            CoppiceError: the trial failed.
         """
         self.counts.num_trials += 1
         size = self._trial.measure(grammar)
@@ -194,16 +194,16 @@ class GrammarCompiler:
 
 
 def is_plain(grammar: Grammar) -> bool:
-    """Whether a grammar is known to be cheap from a glance at its text, which takes microseconds.
+    """Whether a grammar is known to be cheap, from keys in its text; takes microseconds.
 
-    A regular expression cannot intersect others, and the library's counts bound what else it may be.
+    A regular expression cannot intersect others, and the library's limits bound the rest.
     """
     text = grammar.text
     if len(text) > _PLAIN_CHARACTERS:
         return False
     if grammar.kind is GrammarKind.REGEX:
         return True
-    # A key may be written with escapes.
+    # Keys may contain escapes.
     if "\\u" in text or any(key in text for key in _COMBINES):
         return False
     if '"$ref"' in text and '"anyOf"' in text:
@@ -214,9 +214,9 @@ def is_plain(grammar: Grammar) -> bool:
 def _vocabulary(
     tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarVocabulary | CoppiceError:
-    """What grammars need to know of the target; the error for requests with a grammar, where that is not to be had."""
+    """The target's vocabulary for grammars, or the error for requests with a grammar."""
     try:
-        # Here, so that everything else works where llguidance is not installed.
+        # Imported here, so that verifiers without llguidance work.
         from verifier_svc.grammar.matcher import GrammarVocabulary
 
         return GrammarVocabulary(tokenizer_json, vocab_size, eos_token_ids)
@@ -225,5 +225,5 @@ def _vocabulary(
     except UnsupportedError as refusal:
         reason = str(refusal)
     logger.warning("grammars are not offered: %s", reason)
-    # Why is the operator's business.
+    # The reason is for operators only.
     return UnsupportedError("sampling.grammar: not offered by this server")

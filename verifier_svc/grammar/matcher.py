@@ -1,7 +1,6 @@
-"""Grammars by llguidance: what a text allows, token by token. Only this module knows the library.
+"""Grammars by llguidance: allowed next tokens, token by token. The only module that uses the library.
 
-Which tokens end an output is ours to say: it depends on the request (`ignore_eos`), and the library has to hear of no
-other end than its own.
+End tokens are handled here: they depend on the request (`ignore_eos`), and the library must see no end but its own.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
     from verifier_svc.verify.sampler import Mask
 
-# The token that ends an output in the library's eyes. It is no row of any model, so nothing ever draws it.
+# End token of the library. No row of any model, so never drawn.
 _END = "<|end of what a grammar describes|>"
-# A model that has nothing to say may fill the space between two symbols without end; indentation needs less than this.
+# Bounds whitespace between two symbols, which a model could otherwise repeat for ever; indentation needs less.
 _WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-# Counts of the library's own steps, so that they fall in the same place each time. Below its defaults: repetitions of
-# repetitions that take tens of milliseconds for each token are refused, and a sequence takes at most about 25 MiB. An
-# object of 500 optional properties needs 4,000 to 8,000 items in a step.
+# Limits in the library's own steps, so that they are deterministic. Below its defaults: nested repetitions that take
+# tens of milliseconds per token are refused, and a sequence takes at most about 25 MiB. An object of 500 optional
+# properties needs 4,000 to 8,000 items in a step.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
@@ -38,42 +37,41 @@ _LIMITS = LLParserLimits(
     max_lexer_states=20_000,
     verbose_errors=False,
 )
-# CPU time that an output may take for its masks: so much at once, and so much more for each token. Ordinary grammars
-# take 0.01 to 0.2 ms a token, and up to 5 ms for one with a thousand keys to choose from. The library's counts do not
-# bound a grammar that can be read in hundreds of ways at once.
+# CPU time for masks of an output: a burst, and a rate per token. Ordinary grammars take 0.01 to 0.2 ms per token, up
+# to 5 ms with a thousand keys to choose from. The library's limits do not bound highly ambiguous grammars.
 STEP_CREDIT_S = 0.05
 STEP_SHARE_S = 0.002
-# Bytes of a compiled grammar where they were not measured: this and so many for each byte of its text. Small grammars
-# have 30 to 550 KiB; the larger ones have 20 to 400 bytes for each byte of text.
+# Estimated size of a compiled grammar: a constant and a size per byte of its text. Small grammars have 30 to 550 KiB;
+# the larger ones 20 to 400 bytes per byte of text.
 _BASE_BYTES = 512 << 10
 _BYTES_PER_TEXT_BYTE = 400
-# What the library appends to messages when it leaves its own state out.
+# Suffix of the library's messages when it omits its own state.
 _NON_VERBOSE = "\n<non-verbose/>"
-# What it says where no byte can follow a text that is no match.
+# Its messages if no byte can follow an incomplete text.
 _NO_MATCH = ("NoExtension", "NoExtensionBias")
 
 
 class CompiledGrammar:
-    """A grammar at its beginning; every output starts from a copy."""
+    """A grammar in its initial state; every output starts from a copy."""
 
     def __init__(self, grammar: Grammar, matcher: LLMatcher) -> None:
         self.grammar = grammar
         self._matcher = matcher
-        # Memory that it takes: an estimate, until somebody measures it.
+        # Memory; an estimate until measured.
         self.num_bytes = _BASE_BYTES + _BYTES_PER_TEXT_BYTE * len(grammar.text.encode())
-        # Whether an output was refused since its masks take too long: no other should be started.
+        # Whether an output was refused because its masks take too long: then no other is started.
         self.is_too_slow = False
 
     def matcher(self) -> LLMatcher:
-        """A matcher of an output's own."""
+        """A matcher for one output."""
         return self._matcher.deep_copy()
 
 
 class GrammarVocabulary:
-    """The target's tokens as bytes, which is how grammars see them. Building it holds the interpreter for long.
+    """The target's tokens as bytes. Construction holds the GIL for long.
 
     Raises:
-        UnsupportedError: the tokenizer's decoder does not say which bytes a token stands for.
+        UnsupportedError: the tokenizer's decoder does not map tokens to bytes.
     """
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -88,14 +86,14 @@ class GrammarVocabulary:
                 f"sampling.grammar: the target's tokenizer cannot follow grammars: {error}"
             ) from error
         self._vocab_size = vocab_size
-        # Tokens that match no text, whatever a grammar says.
+        # Never allowed, whatever the grammar.
         self._no_text = [token for token in (end, *eos_token_ids) if token < vocab_size]
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Read a grammar and find its first tokens, which is most of the work.
+        """Parse a grammar and compute its first tokens, which is most of the work.
 
         Raises:
-            InvalidRequestError: it cannot be read, is too complex, or nothing matches it.
+            InvalidRequestError: invalid, too complex, or matched by nothing.
         """
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
         _check(matcher, grammar)
@@ -104,10 +102,10 @@ class GrammarVocabulary:
         return CompiledGrammar(grammar, matcher)
 
     def begin(self, compiled: CompiledGrammar, output: Sequence[int], end_token_ids: Sequence[int]) -> GrammarState:
-        """The state behind the tokens that an output has already; `end_token_ids` may end it.
+        """The state after an output's tokens; `end_token_ids` may end it.
 
         Raises:
-            InvalidRequestError: the grammar does not allow these tokens, or an earlier output showed it to be too slow.
+            InvalidRequestError: the grammar does not allow these tokens, or was too slow in an earlier output.
         """
         if compiled.is_too_slow:
             raise too_slow(compiled.grammar)
@@ -119,10 +117,10 @@ class GrammarVocabulary:
 
 
 class GrammarState:
-    """Where one output is in its grammar. Used by one thread at a time.
+    """Position of one output in its grammar. Used by one thread at a time.
 
     Raises:
-        InvalidRequestError: nothing can follow the output so far, and it is no match; or its masks take too long.
+        InvalidRequestError: the output is incomplete and nothing can follow it; or its masks take too long.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class GrammarState:
         no_text: Sequence[int],
         end_token_ids: Sequence[int],
     ) -> None:
-        # Kept whole, so that whoever counts the memory of compiled grammars sees those in use.
+        # A reference, so that memory of grammars in use is counted.
         self._compiled = compiled
         self._grammar = compiled.grammar
         self._credit_s = STEP_CREDIT_S
@@ -145,36 +143,36 @@ class GrammarState:
 
     @property
     def allowed(self) -> Mask:
-        """The tokens that may come next [vocab]."""
+        """Allowed next tokens [vocab]."""
         return self._allowed
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output matches and nothing may follow it."""
+        """Whether the output matches and nothing may follow."""
         return self._is_complete
 
     def push(self, token: int) -> None:
-        """Take the next token, one of those that are allowed; after an end token none may follow.
+        """Advance by an allowed token; none may follow an end token.
 
         Raises:
-            InvalidRequestError: what follows is too complex to be found out, or is nothing that the vocabulary has.
+            InvalidRequestError: the following tokens are too complex to compute, or none is in the vocabulary.
         """
         if token in self._end_token_ids:
             return
-        # Of this thread alone: a busy machine makes no grammar slow.
+        # Of this thread only, so that load on the machine does not count.
         started_s = time.thread_time()
         self._matcher.consume_token(token)
         self._find_allowed()
         self._spend(time.thread_time() - started_s)
 
     def copy(self) -> GrammarState:
-        """Another output's state at the same place, with what is left of the credit."""
+        """State of another output at the same position, with the remaining credit."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
 
     def _spend(self, cpu_s: float) -> None:
-        """Take what a token cost from the credit of the output."""
+        """Deduct a token's CPU time from the output's credit."""
         self._credit_s = min(self._credit_s + STEP_SHARE_S, STEP_CREDIT_S) - cpu_s
         if self._credit_s < 0:
             self._compiled.is_too_slow = True
@@ -184,7 +182,7 @@ class GrammarState:
         _check(self._matcher, self._grammar)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         _check(self._matcher, self._grammar)
-        # Rows that a model has beyond its tokenizer are zeros here: never allowed.
+        # Rows of the model beyond its tokenizer are zeros: never allowed.
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         allowed[self._no_text] = False
         is_match = self._matcher.is_accepting()
@@ -197,16 +195,16 @@ class GrammarState:
 
 
 def too_slow(grammar: Grammar) -> InvalidRequestError:
-    """The refusal of a grammar whose masks take too long."""
+    """Error for a grammar whose masks take too long."""
     return InvalidRequestError(grammar.field, "is too complex: finding the tokens that may come next takes too long")
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar as the library takes it."""
+    """The grammar in the library's format."""
     if grammar.kind is GrammarKind.REGEX:
         text = grammar.text
         if (len(text) - len(text.rstrip("\\"))) % 2:
-            # The library would leave it out.
+            # The library would drop it.
             raise InvalidRequestError(grammar.field, "ends in a lone backslash")
         return LLMatcher.grammar_from_regex(text)
     try:
@@ -215,7 +213,7 @@ def _source(grammar: Grammar) -> str:
         raise InvalidRequestError(grammar.field, f"is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise InvalidRequestError(grammar.field, "must be a JSON object")
-    # A schema may carry options of the library, and then has them all its own way.
+    # A schema's own library options replace ours.
     defaults: JsonCompileOptions = {} if "x-guidance" in schema else {"whitespace_pattern": _WHITE_SPACE}
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
@@ -228,7 +226,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check(matcher: LLMatcher, grammar: Grammar) -> None:
-    """Raise InvalidRequestError when a matcher has failed, which it does for good."""
+    """Raise InvalidRequestError if a matcher has failed, which is permanent."""
     if not matcher.is_error():
         return
     message = matcher.get_error().removesuffix(_NON_VERBOSE).strip()

@@ -1,4 +1,4 @@
-"""Grammars that wait to be compiled, served fairly."""
+"""Fair queue of grammars to compile."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 Deliver: TypeAlias = Callable[["GrammarState | CoppiceError"], None]
 
-# Short texts go first; one that has waited goes before shorter ones by so many bytes for each second.
+# Shortest texts first; a second of waiting counts as this many bytes.
 _BYTES_PER_S = 2048
 
 
 @dataclass(eq=False)
 class Job:
-    """A sequence's wish for the state of a grammar behind `output`."""
+    """Request of a sequence for the grammar's state after `output`."""
 
     grammar: Grammar
     output: Sequence[int]
     end_token_ids: Sequence[int]
     deliver: Deliver
-    # Whoever has the same shares their turns.
+    # Jobs with the same payer share their turns.
     payer: str = ""
     came_s: float = field(default_factory=time.monotonic)
 
     @property
     def rank(self) -> float:
-        """The lowest among a payer's goes first. Times cancel out, so that it never changes."""
+        """Rank among a payer's jobs, lowest first. Time cancels out, so it is constant."""
         return len(self.grammar.text) + _BYTES_PER_S * self.came_s
 
 
 class GrammarQueue:
-    """Waiting jobs by payer. All methods may be called from any thread.
+    """Waiting jobs by payer. Thread-safe.
 
-    The payer that has had the least time goes first. One that comes anew starts level with the least among those that
-    wait: whoever asked for nothing has saved up nothing.
+    The payer with the least compilation time goes first. A new payer starts level with the least among waiting ones:
+    idle time earns no credit.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class GrammarQueue:
             return sum(len(jobs) for jobs in self._waiting.values())
 
     def put(self, job: Job) -> None:
-        """Queue a job; nothing happens once the queue is closed."""
+        """Queue a job; a no-op once the queue is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -68,12 +68,12 @@ class GrammarQueue:
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Take a job out, if it still waits."""
+        """Remove a job if it is still waiting."""
         with self._changed:
             self._remove([job])
 
     def take(self) -> list[Job] | None:
-        """Wait for the next job; with it come all that wait for the same grammar. None once the queue is closed."""
+        """Wait for the next job and all others for the same grammar. None once the queue is closed."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
@@ -88,16 +88,16 @@ class GrammarQueue:
             return taken
 
     def charge(self, payer: str, seconds: float) -> None:
-        """Count the time that a payer's job has taken."""
+        """Count time spent on a payer's job."""
         with self._changed:
             self._spent_s[payer] = self._spent_s.get(payer, self._level_s) + seconds
-            # Those that are behind the level have nothing to be remembered for.
+            # Payers at or below the level need no record.
             for name in [name for name, spent_s in self._spent_s.items() if spent_s <= self._level_s]:
                 if name not in self._waiting:
                     del self._spent_s[name]
 
     def close(self) -> None:
-        """Forget all jobs; whoever waits for one is told that there will be none."""
+        """Drop all jobs and wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

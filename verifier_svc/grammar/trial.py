@@ -1,8 +1,8 @@
-"""Grammars whose cost nobody can tell from their text are compiled in a process of their own first.
+"""Trial of grammars with unknown cost: compilation in another process first.
 
-llguidance's own limits do not bound the time of every grammar: the intersection of thirty patterns takes minutes. A
-thread cannot be stopped, a process can. It is started with the first grammar that needs it, runs at low priority, ends
-when this process does, and is started anew after a grammar that was too much for it.
+llguidance's limits do not bound the time of every grammar: the intersection of thirty patterns takes minutes. A thread
+cannot be stopped, a process can. It is started with the first grammar that needs it, runs at low priority, ends with
+this process, and is restarted after a grammar that exceeded its limits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from coppice.core.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
-# CPU time of a trial, and memory that it may take beside what the process has. Large schemas of an ordinary kind take
-# up to 0.2 s and 30 MiB.
+# CPU time of a trial, and memory in addition to the process's own. Ordinary large schemas take up to 0.2 s and 30 MiB.
 TRIAL_CPU_S = 0.5
 TRIAL_BYTES = 128 << 20
-# Memory that a compiled grammar may take. Ordinary ones of 64 KiB take up to 6 MiB.
+# Memory of a compiled grammar. Ordinary ones of 64 KiB of text take up to 6 MiB.
 MAX_COMPILED_BYTES = 16 << 20
-# Time of a trial on the clock: reached only where the machine gives the process hardly any CPU time.
+# Wall-clock time of a trial: reached only if the process gets hardly any CPU time.
 TRIAL_S = 20.0
-# Time until the process has read the target's vocabulary, on a busy machine.
+# Time for reading the target's vocabulary on a busy machine.
 _START_S = 60.0
 NICENESS = 10
 _LENGTH_BYTES = 4
@@ -42,7 +41,7 @@ def write_frame(sink: IO[bytes], frame: dict[str, Any]) -> None:
     """Send a frame.
 
     Raises:
-        OSError: nobody reads.
+        OSError: the other end is closed.
     """
     body = json.dumps(frame).encode()
     sink.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
@@ -50,7 +49,7 @@ def write_frame(sink: IO[bytes], frame: dict[str, Any]) -> None:
 
 
 def read_frame(source: IO[bytes]) -> dict[str, Any] | None:
-    """The next frame, however long it takes to come; None once there are no more."""
+    """Wait for the next frame; None at the end of the stream."""
     length = source.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:
         return None
@@ -63,7 +62,7 @@ def read_frame(source: IO[bytes]) -> dict[str, Any] | None:
 
 
 class GrammarTrial:
-    """The process that tries grammars. Used by one thread at a time, but for `stop`."""
+    """Process for trials. Used by one thread at a time, except `stop`."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._target = {
@@ -76,11 +75,11 @@ class GrammarTrial:
         self._closed = False
 
     def measure(self, grammar: Grammar) -> int:
-        """Compile a grammar over there; returns the bytes that it takes.
+        """Compile a grammar in the other process; returns its size in bytes.
 
         Raises:
             InvalidRequestError: it cannot be compiled, or takes too much time or memory.
-            OverloadedError: the machine has no time for it now.
+            OverloadedError: the process got too little CPU time.
             CoppiceError: the process cannot be started.
         """
         process = self._running()
@@ -90,7 +89,7 @@ class GrammarTrial:
             frame = None
         if frame is None:
             code = self._end(process)
-            # Its own timer's signal, or an allocation that failed.
+            # CPU timer, or a failed allocation.
             if code in (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, 1):
                 raise InvalidRequestError(grammar.field, "is too complex: it takes too long, or too much memory")
             raise OverloadedError("no time to compile the grammar")
@@ -102,14 +101,14 @@ class GrammarTrial:
         return size
 
     def stop(self) -> None:
-        """End the process, and start no other; a trial that runs fails."""
+        """End the process for good; a running trial fails."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
 
     def close(self) -> None:
-        """End the process and free what belongs to it; no trial may be running."""
+        """End the process and free its resources; no trial may be running."""
         self.stop()
         if self._process is not None:
             self._end(self._process)
@@ -127,7 +126,7 @@ class GrammarTrial:
                 [sys.executable, "-m", "verifier_svc.grammar.trial_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Memory that threads reserve would count against its limit.
+                # Memory reserved by threads would count against its limit.
                 env={**os.environ, "MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             )
         try:
@@ -141,7 +140,7 @@ class GrammarTrial:
         return process
 
     def _ask(self, process: subprocess.Popen[bytes], frame: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """The answer to a frame; None where none came in time, or the process ended."""
+        """Reply to a frame; None after the timeout or if the process ended."""
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         write_frame(process.stdin, frame)
@@ -149,9 +148,9 @@ class GrammarTrial:
         return read_frame(process.stdout) if readable else None
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """Clear a process away; returns its exit code, that of a kill where it had not ended."""
+        """Clean up a process, killing it if it still runs; returns its exit code."""
         try:
-            # It closes its end of the pipe before it can be waited for.
+            # Its end of the pipe closes before it exits.
             process.wait(0.2)
         except subprocess.TimeoutExpired:
             process.kill()

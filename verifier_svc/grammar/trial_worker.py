@@ -1,8 +1,8 @@
-"""`python -m verifier_svc.grammar.trial_worker`: compiles grammars to find out whether others can afford to.
+"""`python -m verifier_svc.grammar.trial_worker`: compiles grammars to measure their cost.
 
-Frames on standard input and output are JSON behind their length, 4 bytes in little-endian order. The first one
-describes the target, each other one is a grammar; each is answered with one frame. Ends with standard input. A grammar
-that takes too much CPU time or memory ends the process.
+Frames on standard input and output are JSON after a length of 4 bytes, little-endian. The first describes the target,
+each further one is a grammar; each is answered with one frame. Ends at the end of standard input. A grammar that
+exceeds CPU time or memory ends the process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from verifier_svc.grammar.cache import allocated_bytes
 from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary, too_slow
 from verifier_svc.grammar.trial import NICENESS, TRIAL_BYTES, TRIAL_CPU_S, read_frame, write_frame
 
-# Tokens of a tried output, and how many are looked at for each: the one that costs most is taken.
+# Tokens of a rehearsed output, and candidates per token, of which the costliest is taken.
 _TOKENS = 8
 _CANDIDATES = 16
 
 
 def main() -> None:
     """Answer frames until there are no more."""
-    # A signal for the whole group of processes is for the parent, whose end is ours.
+    # Signals to the process group are for the parent; this process ends with its input.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -43,7 +43,7 @@ def main() -> None:
     _limit_memory()
     write_frame(sink, {})
     while (frame := read_frame(source)) is not None:
-        # Its signal ends the process, whatever the library is doing.
+        # SIGPROF ends the process even inside the library.
         signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
         answer = _answer(vocabulary, Grammar(GrammarKind(frame["kind"]), frame["text"]))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _answer(vocabulary: GrammarVocabulary, grammar: Grammar) -> dict[str, Any]:
-    """The bytes that a grammar takes when it is compiled, or why it cannot be."""
+    """Size of the compiled grammar in bytes, or the error."""
     before = allocated_bytes()
     try:
         compiled = vocabulary.compile(grammar)
@@ -65,10 +65,10 @@ def _answer(vocabulary: GrammarVocabulary, grammar: Grammar) -> dict[str, Any]:
 
 
 def rehearse(vocabulary: GrammarVocabulary, compiled: CompiledGrammar) -> None:
-    """Try where an output may lead that seeks out what costs most.
+    """Follow a path of costly tokens through the grammar.
 
     Raises:
-        InvalidRequestError: masks on the way take too long.
+        InvalidRequestError: its masks take too long.
     """
     chance = random.Random(1)
     state = vocabulary.begin(compiled, [], [])
@@ -78,7 +78,7 @@ def rehearse(vocabulary: GrammarVocabulary, compiled: CompiledGrammar) -> None:
         for token in chance.sample(allowed, min(_CANDIDATES, len(allowed))):
             tried = state.copy()
             started_s = time.thread_time()
-            # A dead end is found out again by whoever gets there.
+            # A dead end is reported to the output that reaches it.
             with contextlib.suppress(InvalidRequestError):
                 tried.push(token)
                 costs.append((time.thread_time() - started_s, token, tried))
@@ -90,7 +90,7 @@ def rehearse(vocabulary: GrammarVocabulary, compiled: CompiledGrammar) -> None:
 
 
 def _limit_memory() -> None:
-    """From now on the process may grow by a bounded amount, where the system can bound it."""
+    """Bound the process's further growth, if the system supports it."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = pages * resource.getpagesize() + TRIAL_BYTES

@@ -1,4 +1,4 @@
-"""A request's stream: messages in, events out.
+"""An orchestrator's stream: messages in, events out.
 
-For `verifier_svc.service`; the only room that knows protobuf.
+For `verifier_svc.service`; the only room that uses protobuf.
 """

@@ -12,7 +12,7 @@ from verifier_svc.verify.output_end import SequenceFinish
 
 @dataclass(frozen=True, slots=True)
 class OutcomeEvent:
-    """A round of a sequence is over; `finish` in the outcome means that the sequence is, too."""
+    """End of a sequence's round; with `finish` in the outcome, also of the sequence."""
 
     sequence_id: int
     outcome: RoundOutcome
@@ -20,13 +20,13 @@ class OutcomeEvent:
     pass_s: float
     queue_s: float
     cached_tokens: int
-    # Since the pass before, while there were sequences to run all along.
+    # Idle time since the previous pass, if sequences were running throughout.
     bubble_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteEvent:
-    """A sequence's output was complete when it was opened: no round was needed."""
+    """The output was complete when the sequence was opened; no round was needed."""
 
     sequence_id: int
     finish: SequenceFinish
@@ -43,7 +43,7 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class LoadEvent:
-    """What the verifier is busy with."""
+    """Load of the verifier."""
 
     batch_size: int
     rows: int
@@ -55,7 +55,7 @@ class LoadEvent:
 
 @dataclass(frozen=True, slots=True)
 class DraftRejection:
-    """A draft was not a valid tree and was dropped; the sequence goes on."""
+    """An invalid draft was dropped; the sequence continues."""
 
     sequence_id: int
     base_length: int
@@ -64,7 +64,7 @@ class DraftRejection:
 
 @dataclass(frozen=True, slots=True)
 class DrainEvent:
-    """The verifier was asked to stop."""
+    """The verifier is stopping."""
 
 
 Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection | DrainEvent

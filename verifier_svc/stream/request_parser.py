@@ -1,4 +1,4 @@
-"""From a peer's messages to commands for the engine: everything is checked here, before anything is allocated."""
+"""Validates an orchestrator's messages, before anything is allocated, and passes them to the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verifier_svc.stream.events import DraftRejection, ErrorEvent, Event
 
 
 class RequestParser:
-    """One peer's door. What it refuses goes to `tell`, and fails its own sequence or draft only."""
+    """Parser of one stream's messages. Errors go to `tell` and fail only their own sequence or draft."""
 
     def __init__(self, engine: Engine, info: TargetInfo, stream: int, tell: Callable[[Sequence[Event]], None]) -> None:
         self._engine = engine
@@ -27,7 +27,7 @@ class RequestParser:
         self._tell = tell
 
     def take(self, request: verifier_pb2.VerifyRequest) -> None:
-        """Carry a message out, or refuse it."""
+        """Execute a message, or report its error."""
         key = SequenceKey(self._stream, request.sequence_id)
         try:
             self._carry_out(key, request)

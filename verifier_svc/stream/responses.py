@@ -1,4 +1,4 @@
-"""The verifier's events as messages."""
+"""Conversion of the verifier's events to messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRAFT_ORIGINS = {
 
 
 def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
-    """The messages that tell of an event."""
+    """Messages of an event."""
     if isinstance(event, OutcomeEvent):
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, outcome=_outcome(event))
         finish = event.outcome.finish
@@ -58,7 +58,7 @@ def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
 
 
 def microseconds(seconds: float) -> int:
-    """Whole microseconds, never negative."""
+    """Whole microseconds, at least 0."""
     return max(0, round(seconds * 1e6))
 
 

@@ -1,4 +1,4 @@
-"""One orchestrator's stream of VerifierService: its messages go through the door, events become messages."""
+"""One orchestrator's stream of VerifierService: messages become commands, events become messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from verifier_svc.stream.events import Event
 from verifier_svc.stream.request_parser import RequestParser
 from verifier_svc.stream.responses import responses
 
-# An orchestrator that has stopped reading must not fill our memory.
+# Bounds memory if an orchestrator stops reading.
 MAX_UNREAD = 4096
 
 
 class VerifyStream:
-    """The sequences of one peer. All methods run on the event loop.
+    """Sequences of one orchestrator. All methods run on the event loop.
 
-    The engine's events are written within the callback that brings them: a round waits for them.
+    Events are written within the callback that delivers them: rounds wait for them.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class VerifyStream:
         self._engine = engine
         self._observers = observers
         self._stream = stream
-        self._door = RequestParser(engine, info, stream, self.deliver)
+        self._parser = RequestParser(engine, info, stream, self.deliver)
         self._loop = asyncio.get_running_loop()
-        # Done when nothing can be written any more; an exception is the peer's fault.
+        # Done once nothing can be written any more; an exception is reported to the peer.
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._writer = MessageWriter(write, lambda: self._end(None))
 
     async def converse(self, requests: AsyncIterator[verifier_pb2.VerifyRequest]) -> None:
-        """Serve the peer until it has nothing more to say and is answered, or goes away.
+        """Serve the stream until the peer half-closes and is answered, or disconnects.
 
         Raises:
-            InvalidRequestError: the peer does not read what it is told.
+            InvalidRequestError: the peer does not read responses.
         """
         self._engine.attach(self._stream, self._deliver_soon)
         reader = asyncio.create_task(self._read(requests))
@@ -72,16 +72,16 @@ class VerifyStream:
         async for request in requests:
             for observer in self._observers:
                 observer.heard(request)
-            self._door.take(request)
+            self._parser.take(request)
 
     def _deliver_soon(self, events: Sequence[Event]) -> None:
-        """From the engine's thread, which goes on with the batch."""
-        # The loop closes before the engine when the process stops; nobody is left to read then.
+        """Hand events to the loop; called on the engine's thread."""
+        # At shutdown the loop closes before the engine; no stream is open then.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.deliver, list(events))
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Tell the peer of events."""
+        """Send events to the peer."""
         for event in events:
             for response in responses(event):
                 self._writer.send(response)

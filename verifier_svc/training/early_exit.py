@@ -1,8 +1,8 @@
-"""`coppice train early-exit`: a head that says after an early layer which drafted tokens are hardly the target's own.
+"""`coppice train early-exit`: a head that finds, after an early layer, drafted tokens unlikely under the target.
 
-The target is frozen. The head learns the target's whole next-token distributions, computed in the same forward pass, by
-soft cross-entropy; a penalty on the logarithm of its sum over the vocabulary keeps it normalised by itself, so that one
-token's score needs no other's.
+The target is frozen. The head learns the target's full next-token distributions from the same forward pass, by soft
+cross-entropy; a penalty on the log of its sum over the vocabulary makes it self-normalised, so that one token's score
+needs no other's.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from verifier_svc.verify.draw_rule import Thresholds
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitRecipe:
-    """Everything that decides the result of a run. The head acts after the target's first `layer` layers.
+    """All parameters of a run. The head is applied after the target's first `layer` layers.
 
-    The bundled target knows its token after the fourth of five layers, and hardly after the second.
+    The bundled target mostly knows its token after the fourth of five layers, and hardly after the second.
     """
 
     layer: int = 4
@@ -42,16 +42,16 @@ class EarlyExitRecipe:
     rows: int = 6
     length: int = 256
     learning_rate: float = 3e-3
-    # Weight of the squared logarithm of the sum over the vocabulary.
+    # Weight of the squared log of the sum over the vocabulary.
     normalising: float = 0.1
-    # Windows of held-out text: every other batch calibrates, the others are reported.
+    # Windows of held-out text: alternate batches calibrate and report.
     held_out_windows: int = 128
     recall: float = 0.9925
     seed: int = 0
 
 
 class HeadModule(nn.Module):
-    """An early head as it is trained; at first it is the target's own last norm and adds nothing."""
+    """Trainable early head; initialised with the target's own last norm and a zero addition."""
 
     def __init__(self, norm: FinalNorm, rank: int, seed: int) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ class HeadModule(nn.Module):
         self.eps = norm.eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """What stands for the last hidden states, from those after the early layer [..., hidden]."""
+        """Approximation of the last hidden states, from those after the early layer [..., hidden]."""
         rows = predicted_norm(hidden, self.weight, self.bias, is_centred=self.is_centred, eps=self.eps)
         added: Tensor = F.linear(F.silu(F.linear(rows, self.down)), self.up)
         return rows + added
 
     def head(self, layer: int, thresholds: Thresholds) -> EarlyHead:
-        """The head that verifiers load."""
+        """The head in the verifier's format."""
         low_rank = LowRank(self.down.detach(), self.up.detach())
         return EarlyHead(
             layer, self.weight.detach(), self.bias.detach(), self.is_centred, self.eps, low_rank, thresholds
@@ -80,7 +80,7 @@ class HeadModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """A model's last norm: `weight` and `bias` [hidden], and whether it takes the mean away."""
+    """A model's last norm: `weight` and `bias` [hidden], and whether it subtracts the mean."""
 
     weight: Tensor
     bias: Tensor
@@ -90,7 +90,7 @@ class FinalNorm:
 
 @torch.inference_mode()
 def final_norm(model: PreTrainedModel) -> FinalNorm:
-    """Read off what the norm before the output layer does to rows whose norm is known.
+    """Measure the norm before the output layer on rows of known norm.
 
     Raises IncompatibleError if there is no such norm.
     """
@@ -98,9 +98,9 @@ def final_norm(model: PreTrainedModel) -> FinalNorm:
     outside = [module for module in model.base_model.modules() if id(module) not in inside]
     norms = [module for module in outside if "norm" in type(module).__name__.lower()]
     if not norms:
-        raise IncompatibleError(f"{type(model).__name__} has no norm behind its last layer")
+        raise IncompatibleError(f"{type(model).__name__} has no norm after its last layer")
     norm, size = norms[-1], model.config.get_text_config().hidden_size
-    # Mean 0 and mean square 1; then mean 1, which a norm that takes means away leaves nothing of.
+    # Mean 0 and mean square 1; then mean 1, which a centred norm maps to 0.
     signs = torch.ones(size)
     signs[1::2] = -1
     bias = norm(torch.zeros(1, size))[0]
@@ -111,12 +111,12 @@ def final_norm(model: PreTrainedModel) -> FinalNorm:
 
 
 class FrozenTarget:
-    """The target's hidden states after an early layer, and its logits, in one forward."""
+    """Hidden states after an early layer, and logits, of the frozen target in one forward."""
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         layers = decoder_layers(model)
         if not 1 <= layer < len(layers):
-            raise IncompatibleError(f"the head is to act behind layer {layer}, the target has {len(layers)}")
+            raise IncompatibleError(f"the head is to act after layer {layer}, the target has {len(layers)}")
         self._model = model.eval().requires_grad_(False)
         self._hidden: list[Tensor] = []
         layers[layer - 1].register_forward_hook(self._keep)
@@ -134,7 +134,7 @@ class FrozenTarget:
 
 
 def self_normalised_loss(logits: Tensor, target_logits: Tensor, normalising: float) -> Tensor:
-    """Mean soft cross-entropy to the target, in nats per token, plus the penalty; both are [..., vocab]."""
+    """Mean soft cross-entropy to the target, in nats per token, plus the penalty; both logits are [..., vocab]."""
     log_sums = torch.logsumexp(logits.float(), -1)
     probabilities = target_logits.float().softmax(-1)
     cross_entropy = log_sums - (probabilities * logits.float()).sum(-1)
@@ -161,10 +161,10 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
         return sum(losses) / len(losses)
 
     schedule = Schedule(recipe.steps, recipe.learning_rate)
-    # The head is next to nothing against the target, which is not compiled.
+    # The head costs next to nothing compared with the target, which is not compiled.
     loop = TrainingLoop(head, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
     loop.run()
-    # What is calibrated is what is kept.
+    # Calibrated in the precision in which it is saved.
     head.to(torch.bfloat16).to(torch.float32)
     calibrating, reported = (
         collect((_look(ids, head, target, output) for ids in held_out[half::2]), recipe.seed + half) for half in (0, 1)

@@ -17,14 +17,14 @@ from coppice.training.loop import TrainingLoop
 from coppice.training.token_store import TokenStore
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
-# The drawn token, and those after it that stand for a drafter's other children.
+# The drawn token, and further ones that stand for a drafter's other children.
 CHILDREN = 4
 
 CARD = """# Early-exit head
 
 | | |
 |---|---|
-| acts behind | layer {layer} of the target |
+| acts after | layer {layer} of the target |
 | parameters | {parameters:,} |
 | data | {train_tokens:,} training tokens of Python sources; the target's own distributions over them |
 | held-out | {held_out_loss:.4f} nats per token, the penalty for not being normalised included |
@@ -51,7 +51,7 @@ children, and so these are the hardest to rule out.
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What is compared with a threshold: of drawn tokens [N], and of the children that come next [N, CHILDREN - 1]."""
+    """Values compared with thresholds: of drawn tokens [N], and of the next children [N, CHILDREN - 1]."""
 
     drawn: Tensor
     others: Tensor
@@ -59,7 +59,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class HeadMeasurement:
-    """What a threshold does at its temperature; `removed` is the share of likely, wrong children that it prunes."""
+    """Effect of a threshold at its temperature; `removed` is the share of likely but wrong children that it prunes."""
 
     temperature: float
     threshold: float
@@ -68,7 +68,7 @@ class HeadMeasurement:
 
 
 def collect(batches: Iterable[tuple[Tensor, Tensor]], seed: int) -> dict[float, Values]:
-    """By temperature, from batches of early scores and the target's logits of the same positions [rows, vocab]."""
+    """Values by temperature, from batches of early scores and the target's logits of the same rows [rows, vocab]."""
     parts: dict[float, list[Tensor]] = {temperature: [] for temperature in TEMPERATURES}
     for index, (scores, logits) in enumerate(batches):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
@@ -82,7 +82,7 @@ def collect(batches: Iterable[tuple[Tensor, Tensor]], seed: int) -> dict[float, 
 
 
 def calibrate(values: Mapping[float, Values], recall: float) -> Thresholds:
-    """For each temperature the highest threshold that at least a share of `recall` of the drawn tokens reach."""
+    """For each temperature the highest threshold reached by at least a share of `recall` of drawn tokens."""
     thresholds = []
     for temperature, at in values.items():
         drawn = at.drawn.sort().values
@@ -92,7 +92,7 @@ def calibrate(values: Mapping[float, Values], recall: float) -> Thresholds:
 
 
 def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[HeadMeasurement]:
-    """What thresholds do to values that they were not calibrated on."""
+    """Effect of thresholds on values not used for calibration."""
     return [
         HeadMeasurement(
             threshold.temperature,

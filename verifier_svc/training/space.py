@@ -1,4 +1,4 @@
-"""`coppice train space`: the frozen target learns to draft for itself, from masks after its own rows (SPACE)."""
+"""`coppice train space`: masks after a frozen target's rows learn to draft for it (SPACE)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ EVALUATION_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class SpaceRecipe:
-    """Everything that decides the result of a run, but for the target.
+    """All parameters of a run, except the target.
 
-    In every step, `groups` groups of `masks` masks after each of `rows` rows are predicted. `position_decay` is the
-    number of places over which a mask's weight falls by a factor of e. `rank` is that of the additions to the target's
-    layers, `transition_rank` that of what neighbours say of each other. `modules` are the linear layers with additions,
-    by the last part of their names; all without any.
+    A step predicts `groups` groups of `masks` masks after each of `rows` rows. A mask's weight falls by a factor of e
+    over `position_decay` positions. `rank` is that of the additions to the target's layers, `transition_rank` that of
+    the transition. `modules` are the linear layers with additions, by the last part of their names; all if empty.
     """
 
     steps: int = 1000
@@ -56,11 +55,11 @@ class SpaceRecipe:
 def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SpaceRecipe) -> None:
     """Train, measure, and write the adapter with its card.
 
-    A mask learns what the target says at its place in the target's own text and in the corpus (2402.11809, the layout
-    that keeps whole samples, with many groups). The target knows the tokens in between and the mask does not: on
-    average over text, what it is asked for are the target's marginals. The last of these tokens is known when the draft
-    is made, and what it says of the next one is learned as well. Raises IncompatibleError if no additions can be put on
-    the target, or the state there is another run's.
+    A mask learns the target's distribution at its position, in the target's own text and in the corpus (2402.11809, the
+    layout that keeps whole samples, with many groups). The target attends to the tokens in between and the mask does
+    not, so it learns the target's marginals, averaged over text. The last of these tokens is known when the draft is
+    made; the transition learns its effect on the next one. Raises IncompatibleError if the target has no layers for
+    additions, or the state there belongs to another run.
     """
     tokenizer, target = load_target(target_dir, torch.float32)
     store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
@@ -109,7 +108,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
 
 
 def sigmas_of_masks(report: BlockReport) -> ErrorScales:
-    """A report's scales without those of the first place, which is the target's own and not a mask's."""
+    """Scales of a report without the first position, which is the target's own and not a mask's."""
     return tuple(sorted((temperature, tuple(scales[1:])) for temperature, scales in report.sigmas.items()))
 
 

@@ -1,7 +1,7 @@
-"""`coppice train space --full`: SPACE as it was published. The target itself is tuned, and becomes another model.
+"""`coppice train space --full`: SPACE as published. The target itself is tuned, and becomes another model.
 
-Semi-autoregressive fine-tuning (Yi et al. 2402.11809, the layout that keeps whole samples): text keeps its ordinary
-loss, and groups of masks after it theirs, in one pass. Lossless then means equal to the tuned target.
+Semi-autoregressive fine-tuning (Yi et al. 2402.11809, the layout that keeps whole samples): text has its ordinary loss
+and groups of masks after it theirs, in one pass. Lossless then means equal to the tuned target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verifier_svc.training.space_masks import first_masks
 
 @dataclass(frozen=True, slots=True)
 class FullSpaceRecipe:
-    """Everything that decides the result of a run, but for the target that it starts from."""
+    """All parameters of a run, except the initial target."""
 
     steps: int = 1000
     masks: int = 5
@@ -44,7 +44,7 @@ class FullSpaceRecipe:
 
 
 class TunedTarget(nn.Module):
-    """A target with masks, all of it trained."""
+    """A trainable target with masks."""
 
     def __init__(self, target: PreTrainedModel, num_masks: int, seed: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class TunedTarget(nn.Module):
 
         Args:
             token_ids: text [R, L].
-            layout: where the groups are; K is the number of our masks.
+            layout: positions of the groups; K is the number of masks.
         """
         target: Any = self.target
         rows, groups = len(token_ids), len(layout.anchors)
@@ -75,7 +75,7 @@ class TunedTarget(nn.Module):
 def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe: FullSpaceRecipe) -> None:
     """Tune, measure, and write the tuned target with its card, and the masks' adapter next to it.
 
-    Raises IncompatibleError if the state there is another run's.
+    Raises IncompatibleError if the state there belongs to another run.
     """
     tokenizer, target = load_target(target_dir, torch.float32)
     store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
@@ -93,7 +93,7 @@ def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
         return own + token_terms(blocks, token_ids[:, places.predicted])[:, :, 1:].mean()
 
     def evaluate(runner: nn.Module) -> float:
-        """Of the text's own rows: what tuning costs the model itself."""
+        """Loss of the text's own rows: the cost of tuning to the model itself."""
         losses = [token_terms(runner(rows, layout)[0][:, :-1], rows[:, 1:]).mean() for rows in held_out]
         return float(sum(losses) / len(losses))
 

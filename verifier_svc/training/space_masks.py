@@ -1,8 +1,7 @@
 """The trained part of `coppice train space`: masks' embeddings and low-rank additions on a frozen target.
 
-Text is read once, without gradients, by the target alone; groups of masks then read its keys and values, with the
-additions in place. So every row of text computes what it does in service, bit for bit the same model, and gradients
-cost no more than the masks' own rows.
+Text is read once, without gradients, by the target alone; groups of masks then attend to its keys and values, with the
+additions enabled. Rows of text are thus computed as in service, bit for bit, and gradients cost only the masks' rows.
 
 Axes: R rows of text, L tokens of a row, G groups, K masks of a group, H hidden size, V vocabulary.
 """
@@ -25,13 +24,13 @@ from coppice.training.block_layout import BlockLayout
 from coppice.training.transition import TrainedTransition
 from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter, Transition
 
-# Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
+# Initial masks are the mean embedding plus noise of this share of the embeddings' spread.
 _MASK_SPREAD = 0.1
 _PROBE_TOKENS = 5
 
 
 class SpaceMasks(nn.Module):
-    """The trained part next to a frozen target, which it holds and which is none of its parameters."""
+    """Trainable masks and additions; the frozen target is held but not registered."""
 
     def __init__(
         self,
@@ -43,16 +42,16 @@ class SpaceMasks(nn.Module):
         modules: Sequence[str] = (),
         transition_rank: int = 0,
     ) -> None:
-        """Additions begin at zero, so that masks say at first what the target says of a strange token.
+        """Additions are initialised with zero, so that masks begin with the target's output for an unknown token.
 
-        With a `transition_rank`, what a mask says also depends on the token before the one that it predicts. `modules`
-        are the linear layers with additions, by the last part of their names; all without any. Raises IncompatibleError
-        if the target has no layer that additions could be put on, or none of such a name.
+        With a `transition_rank`, a mask's output also depends on the token before the predicted one. `modules` are the
+        linear layers with additions, by the last part of their names; all if empty. Raises IncompatibleError if the
+        target has no layer for additions, or none of such a name.
         """
         super().__init__()
         for parameter in target.parameters():
             parameter.requires_grad_(False)
-        # In a tuple, so that the target's parameters are none of ours.
+        # In a tuple, so that it is not registered as a submodule.
         self._target = (target,)
         generator = torch.Generator().manual_seed(seed)
         self.transition = TrainedTransition(target, transition_rank, generator) if transition_rank else None
@@ -75,17 +74,17 @@ class SpaceMasks(nn.Module):
 
     @property
     def num_masks(self) -> int:
-        """Masks of a group."""
+        """Masks per group."""
         return int(self.masks.num_embeddings)
 
     def forward(self, token_ids: Tensor, layout: BlockLayout) -> Tensor:
         """Logits [R, G, 1 + K, V]: the target's own after the anchors of `layout`, then those of the masks there.
 
-        Of the text after an anchor, masks are told nothing, and the transition the tokens before those it predicts.
+        Of the text after an anchor, masks see nothing, and the transition the token before each predicted one.
 
         Args:
             token_ids: text [R, L].
-            layout: where the groups are; K is the number of our masks or less.
+            layout: positions of the groups; K is at most the number of masks.
         """
         target: Any = self._target[0]
         rows, groups = len(token_ids), len(layout.anchors)
@@ -111,7 +110,7 @@ class SpaceMasks(nn.Module):
         return torch.cat([read.logits[:, :, None], said], 2)
 
     def adapter(self, sigmas: ErrorScales) -> SpaceAdapter:
-        """What has been trained, as the verifier loads it, in bfloat16."""
+        """Trained weights in the verifier's format, in bfloat16."""
         low_rank = {
             name: LowRank(down.detach().bfloat16(), up.detach().bfloat16())
             for name, down, up in zip(self._names, self.down, self.up, strict=True)
@@ -134,7 +133,7 @@ class SpaceMasks(nn.Module):
 
 
 def first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedding:
-    """What masks are before they have learned anything [num_masks, H]."""
+    """Initial masks [num_masks, H]."""
     embed: Any = target.get_input_embeddings()
     table: Tensor = embed.weight.detach().float()
     generator = torch.Generator().manual_seed(seed)
@@ -148,16 +147,16 @@ def _last_part(name: str) -> str:
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
-    """Numbers that go into a linear layer, and come out of it."""
+    """Input and output width of a linear layer."""
     weight: Any = module.weight
     wide, narrow = weight.shape
-    # GPT-2's layers are called convolutions, and have their weights the other way round.
+    # GPT-2's layers are Conv1D, with transposed weights.
     return (wide, narrow) if isinstance(module, Conv1D) else (narrow, wide)
 
 
 def _layers_of_every_row(target: PreTrainedModel) -> Iterator[str]:
-    """Names of linear layers inside the target's layers that compute each row of a pass: not an expert's, whose rows
-    are chosen, and not the output layer."""
+    """Names of linear layers inside the target that compute each row of a pass: not an expert's, which get routed rows,
+    and not the output layer."""
     seen: dict[str, bool] = {}
     hooks = [
         module.register_forward_pre_hook(

@@ -26,7 +26,7 @@ MAX_POSITIONS = 2048
 
 @dataclass(frozen=True, slots=True)
 class TargetRecipe:
-    """Everything that decides the result of a run. Short windows first, longer ones in the cool-down."""
+    """All parameters of a run. Short windows first, longer ones in the cool-down."""
 
     steps: int = 2000
     rows: int = 32
@@ -37,7 +37,7 @@ class TargetRecipe:
     seed: int = 0
 
     def window(self, step: int) -> tuple[int, int]:
-        """Rows and length of a step's batch; the number of tokens stays the same."""
+        """Rows and length of a step's batch; the number of tokens is constant."""
         if step < self.steps * (1 - self.cooldown_share):
             return self.rows, self.length
         return self.rows * self.length // self.final_length, self.final_length

@@ -1,4 +1,4 @@
-"""Early pruning (ProPD): nodes that an early head finds unlikely leave the pass.
+"""Early pruning (ProPD): nodes that an early-exit head scores as unlikely are dropped during the pass.
 
 For `verifier_svc.engine` and `verifier_svc.model`.
 """

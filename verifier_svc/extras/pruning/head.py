@@ -1,9 +1,9 @@
-"""A small head that scores next tokens from an early layer's hidden states, loaded with the target.
+"""Early-exit head: scores next tokens from an early layer's hidden states. Loaded with the target.
 
 A directory with `early_head.json` and, in bfloat16, `early_head.safetensors`. The head is a norm and a low-rank
-addition; its output is scored against the rows of the target's own output layer, for the tokens that somebody drafted
-and for no others. It is trained to be normalised by itself, so that such a score is about log P(token). Without the
-low-rank addition, and with the target's own norm, it is what is known as the logit lens.
+addition; its output is multiplied by rows of the target's own output layer, for drafted tokens only. It is trained to
+be self-normalised: a score approximates log P(token). Without the low-rank addition, and with the target's own norm,
+it is the logit lens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KIND = "early-exit"
 
 @dataclass(frozen=True, slots=True)
 class EarlyHead:
-    """Acts behind the target's first `layer` layers.
+    """Applied after the target's first `layer` layers.
 
-    `norm_weight` and `norm_bias` [hidden]; `is_centred`: the norm takes the mean away, as LayerNorm does and RMSNorm
-    does not. `low_rank` adds up(silu(down(x))) to the norm's output x.
+    `norm_weight` and `norm_bias` [hidden]; `is_centred`: the norm subtracts the mean (LayerNorm, not RMSNorm).
+    `low_rank` adds up(silu(down(x))) to the norm's output x.
 
     Raises:
-        ValueError: a part does not fit.
+        ValueError: shapes do not match, or thresholds are not in order.
     """
 
     layer: int
@@ -61,29 +61,29 @@ class EarlyHead:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of a row."""
+        """Width of hidden states."""
         return len(self.norm_weight)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EarlyHead:
-        """The same elsewhere."""
+        """Copy on a device, in a dtype."""
         low_rank = None if self.low_rank is None else self.low_rank.to(device, dtype)
         weight, bias = self.norm_weight.to(device, dtype), self.norm_bias.to(device, dtype)
         return EarlyHead(self.layer, weight, bias, self.is_centred, self.eps, low_rank, self.thresholds)
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """What stands for the target's last hidden states [rows, hidden], from those behind `layer` layers."""
+        """Approximation of the target's last hidden states [rows, hidden], from those after `layer` layers."""
         rows = predicted_norm(hidden, self.norm_weight, self.norm_bias, is_centred=self.is_centred, eps=self.eps)
         return rows + self.addition(rows)
 
     def addition(self, rows: Tensor) -> Tensor:
-        """What is added to the norm's output [rows, hidden]."""
+        """Low-rank addition to the norm's output [rows, hidden]."""
         if self.low_rank is None:
             return torch.zeros_like(rows)
         return F.linear(F.silu(F.linear(rows, self.low_rank.down)), self.low_rank.up)
 
 
 def predicted_norm(hidden: Tensor, weight: Tensor, bias: Tensor, *, is_centred: bool, eps: float) -> Tensor:
-    """LayerNorm where `is_centred`, else RMSNorm, with a bias, of hidden states [..., hidden]."""
+    """LayerNorm if `is_centred`, else RMSNorm with a bias, of hidden states [..., hidden]."""
     size = (hidden.shape[-1],)
     if is_centred:
         return F.layer_norm(hidden, size, weight, bias, eps)
@@ -91,10 +91,10 @@ def predicted_norm(hidden: Tensor, weight: Tensor, bias: Tensor, *, is_centred: 
 
 
 def load_head(directory: Path) -> EarlyHead:
-    """The head in a directory.
+    """Load the head in a directory.
 
     Raises:
-        IncompatibleError: there is none, or it is damaged.
+        IncompatibleError: missing or damaged.
     """
     try:
         content = json.loads((directory / DESCRIPTION_FILE).read_text())
@@ -120,7 +120,7 @@ def load_head(directory: Path) -> EarlyHead:
 
 
 def save_head(head: EarlyHead, directory: Path) -> None:
-    """Write a head into a directory, in bfloat16."""
+    """Write a head to a directory, in bfloat16."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {"norm.weight": head.norm_weight, "norm.bias": head.norm_bias}
     if head.low_rank is not None:

@@ -1,8 +1,8 @@
-"""Early pruning in an unmodified model's forward, by hooks: behind an early layer, pruned rows leave the pass.
+"""Early pruning by hooks in an unmodified model's forward: pruned rows are dropped after an early layer.
 
-Behind the last layer the rows that are left return to their old places, since some models give their output the shape
-of their input; the output layer then computes the rows that logits are wanted of. Outside `begin` and `end` no hook
-does anything.
+After the last layer, remaining rows return to their old indices, since some models give their output the shape of
+their input; the output layer then computes only rows whose logits are needed. Hooks act only between `begin` and
+`end`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from verifier_svc.extras.pruning.rows import Candidates, candidates_of, survivin
 from verifier_svc.extras.pruning.scores import EarlyScores
 from verifier_svc.model.output_layer import output_layer
 
-# Told of the pass that goes on, and which of the rows before [N] its rows are [M].
+# Called with the pruned pass and, for each of its M rows, the row's index among the N rows before.
 Narrow = Callable[[PassPlan, Tensor], None]
 
 
 @dataclass(slots=True)
 class PrunedForward:
-    """What a forward with pruning has done.
+    """State of one forward with pruning.
 
-    `plan` is what was left of the pass; `num_pruned` nodes were pruned, masks not counted. `kept` [M] are the rows that
-    went on, padding included; None while all did.
+    `plan` is the pass after pruning; `num_pruned` counts pruned nodes without masks. `kept` [M] are the remaining rows,
+    padding included; None if none was pruned.
     """
 
     plan: PassPlan
@@ -43,23 +43,23 @@ class PrunedForward:
     kept: Tensor | None = None
     num_rows: int = 0
     num_pruned: int = 0
-    # Arguments that later layers share, by identity: the argument, and what is left of it.
+    # Arguments shared by later layers, by identity: the argument and its remaining rows.
     arguments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 class PrunedLayers:
-    """The hooks of one model and one head."""
+    """Hooks of one model for one head."""
 
     def __init__(self, model: PreTrainedModel, head: EarlyHead, row_multiple: int) -> None:
-        """Install a head in a model, whose layers are not replaced any more.
+        """Install a head in a model, whose layers must not be replaced afterwards.
 
         Raises:
-            IncompatibleError: the head is not one for this model, or the model's layers are not found.
+            IncompatibleError: the head does not match the model, or the model's layers are not found.
         """
         layers = decoder_layers(model)
         config = model.config.get_text_config()
         if not head.layer < len(layers):
-            raise IncompatibleError(f"the early head acts behind layer {head.layer}, the target has {len(layers)}")
+            raise IncompatibleError(f"the early head acts after layer {head.layer}, the target has {len(layers)}")
         output = output_layer(model)
         if head.hidden_size != config.hidden_size or output.weight.shape[1] != head.hidden_size:
             raise IncompatibleError(
@@ -77,11 +77,11 @@ class PrunedLayers:
         model.get_output_embeddings().register_forward_pre_hook(self._pick_logit_rows)
 
     def begin(self, plan: PassPlan, narrow: Narrow, scores: Tensor | None = None) -> None:
-        """The next forward prunes; `scores` [C] of the plan's candidates are taken in place of the head's."""
+        """Prune in the next forward, by `scores` [C] of the plan's candidates if given, else by the head's."""
         self._forward = PrunedForward(plan, candidates_of(plan), narrow, scores)
 
     def end(self) -> PrunedForward:
-        """The forward is over."""
+        """End the forward; returns its state."""
         forward, self._forward = self._forward, None
         if forward is None:
             raise RuntimeError("a forward ended that had not begun")
@@ -99,7 +99,7 @@ class PrunedLayers:
         scores = self._scores.of(hidden[0], candidates) if forward.scores is None else forward.scores
         rows = surviving_rows(plan, candidates, scores.cpu().numpy())
         left = without_pruned(plan, rows, self._row_multiple)
-        # Rows that come back as padding are computed for nothing.
+        # Dropping rows that padding adds again saves nothing.
         if len(left.token_ids) < hidden.shape[1]:
             forward.plan = left
             forward.num_pruned = int((~np.isin(candidates.rows, rows)).sum())
@@ -115,7 +115,7 @@ class PrunedLayers:
         forward = self._forward
         if forward is None or forward.kept is None:
             return None
-        # The hidden states, which come first, are narrow already.
+        # Hidden states, the first argument, have the remaining rows already.
         others = tuple(self._narrowed(argument, forward) for argument in arguments[1:])
         named = {
             name: value if name == "hidden_states" else self._narrowed(value, forward)
@@ -162,10 +162,10 @@ class PrunedLayers:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """A model's layers, in the order in which they run.
+    """Layers of a model in execution order.
 
     Raises:
-        IncompatibleError: they are not found.
+        IncompatibleError: not found.
     """
     num_layers: int = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
@@ -173,4 +173,4 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
             continue
         if all(any(hasattr(part, "layer_idx") for part in layer.modules()) for layer in module):
             return module
-    raise IncompatibleError(f"{type(model).__name__} has no list of decoder layers that rows could be pruned behind")
+    raise IncompatibleError(f"{type(model).__name__} has no list of decoder layers, which early pruning needs")

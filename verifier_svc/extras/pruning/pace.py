@@ -1,7 +1,7 @@
-"""The decision to prune a pass early: only where that makes passes like it shorter. Pure.
+"""Decision whether to prune a pass early, from the measured effect on similar passes. Pure.
 
-Learned from the passes that ran, by pairs of neighbours of about the same size, of which one was pruned: a machine that
-slows down slows both.
+Passes of about the same size are compared in pairs of neighbours, one pruned and one not: a change in the machine's
+speed affects both.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from verifier_svc.engine.pass_plan import padded_size
 from verifier_svc.verify.draw_rule import Thresholds
 
-# Of so many passes that could be pruned, one is run the other way: what was learned may have changed.
+# One in this many prunable passes is run the other way, to track changes.
 TRY_ONE_IN = 64
-# Pairs of a size from which on its gain is known; until then its passes are pruned in turn.
+# Pairs of a size class before its gain is used; until then its passes alternate.
 LEAST_PAIRS = 8
-# Passes of a size are larger than the smallest by less than this factor.
+# Ratio between the bounds of a size class.
 _SIZE_STEP = math.sqrt(2)
-# Weight of a pair in the running mean, once there are many, and the most that one counts: the rest is a neighbour's.
+# Least weight of a pair in the running mean, and bound of one pair's gain: larger ratios are noise of neighbours.
 _MEAN_RATE = 0.1
 _MOST_GAIN = math.log(2)
-# A lost token costs what hangs behind it, too: about so many tokens in all.
+# Tokens lost per pruned token that the target would have accepted, descendants included.
 _LOST_BEHIND = 2.0
 
 AUTO, ON, COMPARE = "auto", "on", "compare"
@@ -29,10 +29,10 @@ AUTO, ON, COMPARE = "auto", "on", "compare"
 
 @dataclass(frozen=True, slots=True)
 class PruningSettings:
-    """What early pruning a target offers.
+    """Early pruning of a target.
 
-    Up to `free_rows` rows, a pass costs the same. `switch`: whether passes are pruned where that is worth it, all of
-    them, or each is run both ways.
+    Passes of up to `free_rows` rows take the same time. `switch`: prune where it pays, always, or run each pass both
+    ways.
     """
 
     thresholds: Thresholds
@@ -42,18 +42,18 @@ class PruningSettings:
 
     @property
     def lost_share(self) -> float:
-        """The share of a pass's tokens that pruning may lose, since the next round has to draft them again."""
+        """Share of a pass's tokens that pruning may lose; the next round has to draft them again."""
         return _LOST_BEHIND * (1 - min(threshold.recall for threshold in self.thresholds))
 
 
 @dataclass(slots=True)
 class _Size:
-    """Passes of about the same size. `gain`: the mean logarithm of the time without pruning over that with it."""
+    """Passes of about the same size. `gain`: mean log of the ratio of times without and with pruning."""
 
     gain: float = 0.0
     num_pairs: int = 0
     num_asked: int = 0
-    # Of the last pass: whether it was pruned, and its seconds for each row that it began with.
+    # Of the last pass: whether it was pruned, and its seconds per row before pruning.
     last: tuple[bool, float] | None = None
 
     def learn(self, seconds_per_row: float, *, was_pruned: bool) -> None:
@@ -67,7 +67,7 @@ class _Size:
 
 @dataclass(slots=True)
 class PassTimes:
-    """Passes, the rows that they began with, and their seconds, all added up."""
+    """Totals: passes, their rows before pruning, and seconds."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -76,7 +76,7 @@ class PassTimes:
 
 @dataclass
 class PruningPace:
-    """One engine's judgement of whether to prune the next pass. `times` are by whether passes were pruned."""
+    """Pruning decisions of one engine. `times` by whether passes were pruned."""
 
     settings: PruningSettings
     times: dict[bool, PassTimes] = field(default_factory=lambda: {False: PassTimes(), True: PassTimes()})
@@ -84,14 +84,14 @@ class PruningPace:
 
     @property
     def compares(self) -> bool:
-        """Whether passes are run both ways, for measurement."""
+        """Whether passes run both ways, for measurement."""
         return self.settings.switch == COMPARE
 
     def prunes(self, num_rows: int, num_candidates: int) -> bool:
-        """Whether to prune a pass of so many rows, of which some may be pruned."""
+        """Whether to prune a pass of `num_rows` rows, of which `num_candidates` may be pruned."""
         if num_candidates == 0 or self.settings.switch == ON:
             return num_candidates > 0
-        # Not even worth a try where all of them together would save nothing.
+        # Not tried if pruning all candidates would save nothing.
         if self._computed(num_rows) == self._computed(num_rows - num_candidates):
             return False
         size = self._size(num_rows)
@@ -102,7 +102,7 @@ class PruningPace:
         return not pays if size.num_asked % TRY_ONE_IN == 0 else pays
 
     def pass_over(self, num_rows: int, seconds: float, *, was_pruned: bool) -> None:
-        """Learn from a pass over rounds alone that could be pruned, and began with so many rows."""
+        """Learn from a prunable pass without prefill; `num_rows` before pruning."""
         times = self.times[was_pruned]
         times.num_passes += 1
         times.num_rows += num_rows
@@ -114,5 +114,5 @@ class PruningPace:
         return self._sizes.setdefault(int(math.log(num_rows, _SIZE_STEP)), _Size())
 
     def _computed(self, num_rows: int) -> int:
-        """Rows that a pass takes as long as."""
+        """Rows of the smallest pass with the same duration."""
         return max(self.settings.free_rows, padded_size(num_rows, self.settings.row_multiple))

@@ -1,7 +1,7 @@
-"""The load-time probe of early pruning: do the rows that are left say what they say in a whole pass?
+"""Load-time probe of early pruning: remaining rows must have the same logits as in the whole pass.
 
-Models differ in what they hand from layer to layer, and in what they do with the output layer's result. So pruning is
-tried on the real weights, with scores that leave random parts of random trees.
+Models differ in arguments passed between layers and in operations after the output layer. Pruning is therefore tried on
+the real weights, with scores that keep random parts of random trees.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RULE = DrawRule(0.0, 0, 0.0)
 
 
 def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: int = 0) -> None:
-    """Try early pruning on a target that has a head for it.
+    """Try early pruning on a target with a head.
 
     Raises:
-        IncompatibleError: the rows left have other logits than in whole passes, or with `exact` other bits; or early
-            scores are not made as the target makes its logits.
+        IncompatibleError: remaining rows have other logits than in the whole pass, or with `exact` other bits; or the
+            head's scores are computed differently from the target's logits.
     """
     generator = np.random.default_rng(seed)
     name = type(target.model).__name__
@@ -70,7 +70,7 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
             scored = output_layer(target.model).scores(inputs, tokens.to(inputs.device)).cpu()
             if not (scored - whole.gather(1, tokens[:, None])[:, 0]).abs().max().item() <= limit * spread:
                 raise IncompatibleError(f"{name} makes its logits in a way that an early head cannot follow")
-            # With the head's own scores, too: what is slow the first time should not be a request's.
+            # With the head's own scores too, so that no request pays for compilation.
             target.forward_pruned(plan)
     finally:
         for cache in caches:
@@ -78,7 +78,7 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
 
 
 def _rows_left(whole: Tensor, plan: PassPlan, left: PassPlan) -> Tensor:
-    """Of the logits of a whole pass, those of the rows that are left."""
+    """Logits of a whole pass for the remaining rows."""
     kept: list[int] = []
     for segment, (first, _) in zip(left.segments, plan.logit_ranges, strict=True):
         kept += [first, *(first + 1 + node for node in survivors_of(segment))]

@@ -1,8 +1,8 @@
-"""Early pruning (ProPD, 2402.13485): which rows of a pass go on behind an early layer, and the pass that is left. Pure.
+"""Early pruning (ProPD, 2402.13485): selection of the rows that remain after an early layer. Pure.
 
-A node goes on if its parent does and the early score of its token reaches what the token that the target draws hardly
-misses. It is decided before the target's tokens are drawn, so that sample-and-follow stays lossless; other rules would
-not. Rows of prompts and roots always go on, and so does everything of a sequence without a draw rule.
+A node remains if its parent does and the early score of its token reaches the threshold, which tokens drawn by the
+target seldom miss. Selection precedes the draw of the target's tokens, so that sample-and-follow stays lossless; other
+rules would not. Prompt rows and roots always remain, as do all rows of sequences without a draw rule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Nodes that may be pruned [C]: their rows, their parents', their tokens, and the least score to go on with."""
+    """Prunable nodes [C]: their rows, parents' rows, tokens, and least scores to remain."""
 
     rows: IntArray
     parent_rows: IntArray
@@ -38,7 +38,7 @@ class Candidates:
 
 
 def num_candidates(plan: PassPlan) -> int:
-    """Nodes of a pass that may be pruned."""
+    """Number of prunable nodes of a pass."""
     return sum(
         _num_nodes(plan, segment)
         for segment, rule in zip(plan.segments, plan.draw_rules, strict=True)
@@ -47,7 +47,7 @@ def num_candidates(plan: PassPlan) -> int:
 
 
 def candidates_of(plan: PassPlan) -> Candidates:
-    """The nodes of a pass that may be pruned, in order."""
+    """Prunable nodes of a pass, in order."""
     rows: list[int] = []
     parent_rows: list[int] = []
     rules: list[DrawRule] = []
@@ -65,7 +65,7 @@ def candidates_of(plan: PassPlan) -> Candidates:
     token_ids = plan.token_ids[places]
     least_scores = np.repeat(np.array([rule.threshold for rule in rules]), counts)
     temperatures = np.repeat(np.array([rule.temperature for rule in rules]), counts)
-    # All at once: the noise of a few takes as long as that of a few hundred.
+    # Vectorised over all sequences: noise for a few tokens takes as long as for a few hundred.
     drawn = np.flatnonzero(temperatures)
     if len(drawn):
         seeds = np.repeat(np.array([rule.seed for rule in rules], np.uint64), counts)[drawn]
@@ -75,7 +75,7 @@ def candidates_of(plan: PassPlan) -> Candidates:
 
 
 def surviving_rows(plan: PassPlan, candidates: Candidates, scores: npt.NDArray[np.floating]) -> IntArray:
-    """Rows that go on, in order, from the candidates' early scores [C]. A score that is no number prunes nothing."""
+    """Remaining rows, in order, from the candidates' early scores [C]. NaN prunes nothing."""
     survives = np.ones(plan.num_rows, np.bool_)
     survives[candidates.rows[scores < candidates.least_scores]] = False
     if not survives.all():
@@ -86,9 +86,9 @@ def surviving_rows(plan: PassPlan, candidates: Candidates, scores: npt.NDArray[n
 
 
 def without_pruned(plan: PassPlan, rows: IntArray, row_multiple: int) -> PassPlan:
-    """The pass over some of its rows [R], in order, which hold every row's parent; padding repeats row 0.
+    """Pass over `rows` [R], in order and closed under parents; padding repeats row 0.
 
-    Keys and values go where they would have gone.
+    Keys and values are written to the same slots.
     """
     new_rows = np.full(plan.num_rows, -1, np.int64)
     new_rows[rows] = np.arange(len(rows))
@@ -123,15 +123,15 @@ def without_pruned(plan: PassPlan, rows: IntArray, row_multiple: int) -> PassPla
 
 
 def survivors_of(segment: Segment) -> tuple[int, ...]:
-    """Numbers of the nodes of a segment that are left, and behind them of the masks."""
+    """Remaining nodes of a segment, followed by its remaining masks, as indices before pruning."""
     nodes: list[int] = (segment.row_places[segment.num_pending :] - segment.num_pending).tolist()
     return tuple(nodes)
 
 
 def surviving_part(rows: SequenceRows, survivors: Sequence[int]) -> SequenceRows:
-    """A sequence's rows without the nodes that were pruned, and without the masks behind these.
+    """Rows of a sequence without its pruned nodes and the masks after these.
 
-    Rows of which nothing is gone are the same as before: a sampled tree keeps what it was drawn from.
+    Unchanged if nothing was pruned: a sampled tree keeps its distributions.
     """
     num_nodes = len(rows.tree)
     if len(survivors) == num_nodes + rows.num_masks:

@@ -1,4 +1,4 @@
-"""Early scores of a pass's candidates: what an early head says of each under its parent."""
+"""Early scores of a pass's candidates: an early head's score of each token after its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
     def compiled(function: Function) -> Function:
-        """The function as it is, which is not called then."""
+        """The function unchanged; never called in this case."""
         return function
 
 
@@ -32,14 +32,13 @@ IntArray = npt.NDArray[np.int64]
 
 
 class EarlyScores:
-    """One head against one output layer. Each row that has children is predicted once.
+    """One head with one output layer. A parent's row is computed once for all of its children.
 
-    On a CPU all but the low-rank products is compiled: a pass has a few hundred candidates, and handing them to torch
-    takes longer than what is done with them.
+    On a CPU all but the low-rank products is compiled: for a few hundred candidates, torch's overhead exceeds the work.
     """
 
     def __init__(self, head: EarlyHead, output: OutputLayer) -> None:
-        """Both on the device of the passes, in one precision."""
+        """Head and output layer must be on the device of the passes and have one dtype."""
         self._head = head
         self._output = output
         weight = output.weight
@@ -50,13 +49,13 @@ class EarlyScores:
             and weight.is_contiguous()
             and all(one.device.type == "cpu" and one.dtype == torch.float32 for one in tensors)
         )
-        # Compiled at its first use, which should not be a request's.
+        # Compiled here, so that no request waits.
         row = np.zeros(1, np.int64)
         with torch.inference_mode():
             self.of(weight.new_zeros(1, head.hidden_size), Candidates(row, row, row, np.zeros(1)))
 
     def of(self, hidden: Tensor, candidates: Candidates) -> Tensor:
-        """Scores [C], from the hidden states [N, hidden] behind the head's layer."""
+        """Scores [C], from hidden states [N, hidden] after the head's layer."""
         if self._is_compiled and hidden.dtype == torch.float32 and hidden.is_contiguous():
             return self._compiled(hidden, candidates)
         parents, places = np.unique(candidates.parent_rows, return_inverse=True)
@@ -82,9 +81,9 @@ class EarlyScores:
 def normed_parents(
     hidden: FloatArray, parent_rows: IntArray, weight: FloatArray, bias: FloatArray, is_centred: bool, eps: float
 ) -> tuple[FloatArray, IntArray]:
-    """LayerNorm where `is_centred`, else RMSNorm, of rows of `hidden` [N, hidden], each row once.
+    """LayerNorm if `is_centred`, else RMSNorm, of the parents' rows of `hidden` [N, hidden], each once.
 
-    Returns what comes of them [P, hidden], and for each of `parent_rows` [C] its place there.
+    Returns normed rows [P, hidden], and for each of `parent_rows` [C] its index among them.
     """
     size = hidden.shape[1]
     places = np.full(hidden.shape[0], -1, np.int64)
@@ -119,7 +118,7 @@ def normed_parents(
 def pair_scores(
     rows: FloatArray, added: FloatArray, places: IntArray, table: FloatArray, token_ids: IntArray
 ) -> FloatArray:
-    """Products of (rows + added) [P, hidden] at `places` [C] with the table's rows [V, hidden] of the tokens [C]."""
+    """Dot products of (rows + added) [P, hidden] at `places` [C] and table rows [V, hidden] of `token_ids` [C]."""
     result = np.empty(len(places), np.float32)
     for index in range(len(places)):
         place, token = places[index], token_ids[index]

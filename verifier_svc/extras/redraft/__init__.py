@@ -1,4 +1,4 @@
-"""Re-drafting in the same pass (SPACE): mask rows behind a tree draft the next one.
+"""In-pass re-drafting (SPACE): mask rows after tree nodes draft for the next round.
 
 For `verifier_svc.engine`.
 """

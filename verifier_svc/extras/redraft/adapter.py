@@ -1,9 +1,9 @@
-"""The adapter for re-drafts: embeddings of masks, and low-rank additions to the target's layers for them alone.
+"""Re-draft adapter: embeddings of masks, and low-rank additions to the target's layers for mask rows only.
 
-A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], an embedding for each place
-behind the last token, and for layers of the target, by their names, `NAME.down` [rank, in] and `NAME.up` [out, rank].
-There may be `transition.before` and `transition.behind` [rank, hidden], which act on the target's embeddings: products
-of what they make of two neighbours are added to what masks say of the second, once it is known which one is the first.
+A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], one embedding per position
+after the last token, and for layers of the target, by name, `NAME.down` [rank, in] and `NAME.up` [out, rank]. Optional
+`transition.before` and `transition.behind` [rank, hidden] project the target's embeddings of two neighbouring tokens;
+the dot product of the projections is added to the masks' scores of the second token once the first is known.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DESCRIPTION_FILE = "space.json"
 TENSOR_FILE = "space.safetensors"
 KIND = "space"
 TRANSITION = ("transition.before", "transition.behind")
-# More than any round pays for.
+# Upper bound, more than pay in any round.
 MAX_MASKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to a layer's output: up [out, rank] times down [rank, in] times its input."""
+    """Addition to a layer's output: up [out, rank] times down [rank, in] times its input."""
 
     down: Tensor
     up: Tensor
@@ -42,7 +42,7 @@ class LowRank:
             raise ValueError(f"down {tuple(self.down.shape)} and up {tuple(self.up.shape)} do not fit together")
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
-        """The same elsewhere."""
+        """Copy on a device, in a dtype."""
         return LowRank(self.down.to(device, dtype), self.up.to(device, dtype))
 
 
@@ -60,10 +60,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class SpaceAdapter:
-    """`masks` [K, hidden]; `low_rank` by the name of the layer; `sigmas` by temperature and place, see `error_scales`.
+    """`masks` [K, hidden]; `low_rank` by layer name; `sigmas` by temperature and position, see `error_scales`.
 
     Raises:
-        ValueError: a part does not fit.
+        ValueError: shapes do not match.
     """
 
     masks: Tensor
@@ -78,15 +78,15 @@ class SpaceAdapter:
 
     @property
     def num_masks(self) -> int:
-        """Most masks of a group."""
+        """Largest number of masks of a group."""
         return len(self.masks)
 
 
 def load_adapter(directory: Path) -> SpaceAdapter:
-    """The adapter in a directory.
+    """Load the adapter in a directory.
 
     Raises:
-        IncompatibleError: there is none, or it is damaged.
+        IncompatibleError: missing or damaged.
     """
     try:
         content = json.loads((directory / DESCRIPTION_FILE).read_text())
@@ -107,7 +107,7 @@ def load_adapter(directory: Path) -> SpaceAdapter:
 
 
 def save_adapter(adapter: SpaceAdapter, directory: Path) -> None:
-    """Write an adapter into a directory."""
+    """Write an adapter to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {"masks": adapter.masks}
     for name, low_rank in adapter.low_rank.items():

@@ -1,6 +1,6 @@
-"""The choice of ends that get masks: those that promise the next round most accepted tokens. Pure.
+"""Choice of nodes after which masks are computed, by expected accepted tokens of the next round. Pure.
 
-Every round chooses, so what takes longest is compiled. There the root's place is after those of all nodes.
+Runs every round, so its loops are compiled. In their arrays the root's index is after those of all nodes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from verifier_svc.model.pass_curve import PassCurve
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# Accepted tokens that a mask has to promise the next round even where its row is computed anyhow: what its additions
-# and its part of the draft cost.
+# Least expected accepted tokens of a mask even if its row is free: covers its additions and its part of the draft.
 MASK_PRICE = 0.02
-# Ends that are less likely are not worth looking at.
+# Less likely ends are ignored.
 _LEAST_END = 1e-3
-# A mask's token is accepted so much less often than that of the mask before it, whose tokens are accepted too.
+# Ratio of acceptance rates of consecutive masks, given that earlier ones are accepted.
 FURTHER = 0.8
 
 
@@ -39,21 +38,20 @@ def choose_groups(
     curve: PassCurve,
     rate: float,
 ) -> tuple[MaskGroup, ...]:
-    """Masks where they promise most, behind likely ends of the accepted path; the likeliest end's group comes first.
+    """Mask groups after likely ends of the accepted path, likeliest first.
 
-    One mask after the other is given to the end where it adds most to the next round: behind that end, and behind those
-    below that have no nearer ones (`masks_for`). So masks behind the root are of use wherever the path ends. Of these
-    there are as many as are worth most, when all rows that they add to the pass are paid for.
+    Greedy: the next mask goes where it adds most expected tokens to the next round, at that node and at descendants
+    without nearer masks (`masks_for`); masks after the root thus serve every end. The number of masks maximises
+    expected tokens minus the cost of all added rows.
 
     Args:
-        tree: what the round verifies, whose own probabilities are believed.
-        shape: of the groups, at most.
-        max_rows: most rows of all masks together.
-        room: tokens that the output may still have. What a mask predicts must be of use in the next round, which
-            has a token of its own to add.
-        hit_rate: how likely the token that a group's first mask predicts is accepted.
-        curve: how long a pass takes with more rows; believed to be this sequence's alone.
-        rate: accepted tokens that the time of the smallest pass has to promise.
+        tree: the tree to be verified; its probabilities are taken as they are.
+        shape: bounds of masks per group and of groups.
+        max_rows: upper bound of mask rows.
+        room: tokens that the output may still have. Masks must serve the next round, which commits a token of its own.
+        hit_rate: acceptance rate of the first mask's token.
+        curve: pass duration by rows; treated as if the pass had only this sequence.
+        rate: accepted tokens that justify the duration of the smallest pass.
     """
     num_nodes = len(tree)
     most = min(max_rows, shape.max_rows)
@@ -70,13 +68,13 @@ def choose_groups(
 
 
 def num_worth_verifying(path_log_probs: Sequence[float], num_masks: int, *, curve: PassCurve, rate: float) -> int:
-    """How many nodes of a tree to verify, the likeliest first: as many as promise most beyond what their rows cost.
+    """Number of nodes of a tree, likeliest first, that maximises expected tokens minus the cost of their rows.
 
     Args:
         path_log_probs: of the tree's nodes, in any order.
-        num_masks: rows that the pass has behind them all the same.
-        curve: how long a pass takes with more rows; believed to be this sequence's alone.
-        rate: accepted tokens that the time of the smallest pass has to promise.
+        num_masks: mask rows that the pass has besides.
+        curve: pass duration by rows; treated as if the pass had only this sequence.
+        rate: accepted tokens that justify the duration of the smallest pass.
     """
     best, best_worth, promised = 0, -rate * curve.at(1 + num_masks), 0.0
     for count, log_prob in enumerate(sorted(path_log_probs, reverse=True), 1):
@@ -88,10 +86,10 @@ def num_worth_verifying(path_log_probs: Sequence[float], num_masks: int, *, curv
 
 
 class Drafts(NamedTuple):
-    """What the next round would have behind each end: chains, whose token at each depth comes from a mask.
+    """Draft of the next round at each end: a chain whose token at each depth comes from a mask.
 
-    `places` [ends, depths] are those of the masks in their groups, `lengths` [ends] how many there are, and `rates`
-    [places] how likely the token of the mask at each place is accepted.
+    `places` [ends, depths] are the masks' positions in their groups, `lengths` [ends] the chains' lengths, and `rates`
+    [places] acceptance rates by position.
     """
 
     places: IntArray
@@ -112,16 +110,16 @@ def count_masks(
     """Masks of each group, the likeliest end's first.
 
     Args:
-        parents: of the nodes, of which -1 is the root [nodes].
-        path_log_probs: theirs [nodes].
-        rates: how likely the token of the mask at each place of a group is accepted [places].
-        num_groups: groups at most, no more than there are ends.
-        room: masks behind the root that may be of use.
-        times: what passes with 0, 1, ... masks have to promise; of no more masks than there are times.
-        usual_price: what a row has to promise, where blocks of rows do not matter.
+        parents: parents of nodes, -1 for the root [nodes].
+        path_log_probs: of nodes [nodes].
+        rates: acceptance rates by a mask's position in its group [places].
+        num_groups: upper bound of groups, at most the number of ends.
+        room: upper bound of useful masks after the root.
+        times: least expected tokens of passes with 0, 1, ... masks; bounds the number of masks.
+        usual_price: least expected tokens of a row on average over row blocks.
 
     Returns:
-        nodes and their masks [groups, 2].
+        nodes and their numbers of masks [groups, 2].
     """
     ends, above, depths = path_ends(parents, path_log_probs)
     nodes = _offered(ends, num_groups)
@@ -136,11 +134,11 @@ def count_masks(
         for at in range(len(nodes)):
             if counts[at] < min(len(rates), room - depths[nodes[at]]) and (counts[at] > 0 or not is_full):
                 promised = _promised(nodes[at], counts[at], ends, above, drafts)
-                # Of equal gains the likelier end's comes first.
+                # Ties go to the likelier end.
                 if best < 0 or promised > gain:
                     best, gain = at, promised
         price = times[num_chosen + 1] - times[num_chosen]
-        # It may begin a block of rows that those behind it fill; but they promise hardly more than it.
+        # It may begin a block of rows that further masks fill; but these promise hardly more than it.
         if best < 0 or gain < MASK_PRICE + min(price, usual_price):
             break
         _take(nodes[best], counts[best], ends, above, drafts)
@@ -155,7 +153,7 @@ def count_masks(
 
 @compiled_exactly
 def _groups(nodes: IntArray, chosen: IntArray) -> IntArray:
-    """How many times each of the nodes was chosen, without those that never were."""
+    """Nodes chosen at least once, with counts [groups, 2]."""
     counts = np.zeros(len(nodes), np.int64)
     for at in chosen:
         counts[at] += 1
@@ -168,7 +166,7 @@ def _groups(nodes: IntArray, chosen: IntArray) -> IntArray:
 
 @compiled_exactly
 def path_ends(parents: IntArray, path_log_probs: FloatArray) -> tuple[FloatArray, IntArray, IntArray]:
-    """How likely the accepted path ends at each node and at the root, what is above each, and how deep each lies."""
+    """Probabilities that the accepted path ends at each node and the root, their parents, and their depths."""
     root = len(parents)
     ends = np.empty(root + 1, np.float64)
     above = np.full(root + 1, root, np.int64)
@@ -178,7 +176,7 @@ def path_ends(parents: IntArray, path_log_probs: FloatArray) -> tuple[FloatArray
         if parents[node] >= 0:
             above[node] = parents[node]
         depths[node] = 1 + depths[above[node]]
-        # A node's own place holds its path's probability until all of its children have taken their part.
+        # Holds the path's probability until all children are subtracted.
         ends[node] = math.exp(path_log_probs[node])
         ends[above[node]] -= ends[node]
     return ends, above, depths
@@ -186,7 +184,7 @@ def path_ends(parents: IntArray, path_log_probs: FloatArray) -> tuple[FloatArray
 
 @compiled_exactly
 def _offered(ends: FloatArray, num_groups: int) -> IntArray:
-    """The likeliest ends, of equals the root and then the earlier one, and the root if it is not one of them."""
+    """The likeliest ends (ties: the root, then the earlier node), and the root if not among them."""
     root = len(ends) - 1
     nodes = np.empty(num_groups + 1, np.int64)
     is_offered = np.zeros(root + 1, np.bool_)
@@ -206,7 +204,7 @@ def _offered(ends: FloatArray, num_groups: int) -> IntArray:
 
 @compiled_exactly
 def _promised(node: int, place: int, ends: FloatArray, above: IntArray, drafts: Drafts) -> float:
-    """Accepted tokens that one more mask at `place` behind a node promises, at all ends at or below it."""
+    """Expected accepted tokens of a mask at `place` of a node's group, over all ends at or below the node."""
     total = 0.0
     for end in range(len(ends)):
         depth = place - _distance(node, end, above)
@@ -217,7 +215,7 @@ def _promised(node: int, place: int, ends: FloatArray, above: IntArray, drafts: 
 
 @compiled_exactly
 def _take(node: int, place: int, ends: FloatArray, above: IntArray, drafts: Drafts) -> None:
-    """Have that mask."""
+    """Add this mask to the drafts."""
     for end in range(len(ends)):
         depth = place - _distance(node, end, above)
         if ends[end] >= _LEAST_END and 0 <= depth <= place:
@@ -230,7 +228,7 @@ def _take(node: int, place: int, ends: FloatArray, above: IntArray, drafts: Draf
 
 @compiled_exactly
 def _distance(node: int, end: int, above: IntArray) -> int:
-    """How far an end is below a node; more than there are nodes where it is not."""
+    """Depth of an end below a node; larger than any depth if it is not a descendant."""
     root = len(above) - 1
     distance = 0
     while end != node:
@@ -243,9 +241,9 @@ def _distance(node: int, end: int, above: IntArray) -> int:
 
 @compiled_exactly
 def _gain(end: int, depth: int, place: int, drafts: Drafts) -> float:
-    """Accepted tokens that a mask at `place` of its group adds to an end's draft, where it says the one at `depth`.
+    """Expected accepted tokens that a mask at `place` of its group adds to an end's draft at `depth`.
 
-    Of two masks for one depth the nearer group's is better.
+    Of two masks for one depth the nearer group's is used.
     """
     length = drafts.lengths[end]
     if depth > length or (depth < length and place >= drafts.places[end, depth]):

@@ -1,8 +1,8 @@
-"""Mask rows of a pass: chains of masks behind ends that the accepted path may have (SPACE, 2402.11809).
+"""Mask rows of a pass: chains of masks after possible ends of the accepted path (SPACE, 2402.11809).
 
-A mask stands for a token that nobody has drawn yet, and the row at position t predicts the token at t + 1: so the masks
-behind the accepted path's end say what follows the round's own next token. To attention a chain of masks is a branch of
-the tree; no other row sees it, and it is never accepted. Pure.
+A mask stands for a token not drawn yet, and the row at position t predicts the token at t + 1: masks after the accepted
+path's end predict the tokens after the round's own next token. To attention, a chain of masks is a branch of the tree;
+no other row attends to it, and it is never accepted. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coppice.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class MaskGroup:
-    """`num_masks` masks, one behind the other, behind a node of the tree or its root."""
+    """A chain of `num_masks` masks after a node of the tree or its root."""
 
     node: int
     num_masks: int
@@ -24,19 +24,19 @@ class MaskGroup:
 
 @dataclass(frozen=True, slots=True)
 class MaskShape:
-    """Masks of a group, and groups of a round, at most."""
+    """Upper bounds of masks per group and of groups per round."""
 
     num_masks: int
     num_groups: int
 
     @property
     def max_rows(self) -> int:
-        """Rows of a round's masks at most."""
+        """Largest number of mask rows of a round."""
         return self.num_masks * self.num_groups
 
 
 def mask_parents(groups: Sequence[MaskGroup], num_nodes: int) -> tuple[int, ...]:
-    """Parents of all mask rows, numbered on from the tree's nodes, one group behind the other."""
+    """Parents of all mask rows, group by group, numbered after the tree's nodes."""
     parents: list[int] = []
     for group in groups:
         first = num_nodes + len(parents)
@@ -45,7 +45,7 @@ def mask_parents(groups: Sequence[MaskGroup], num_nodes: int) -> tuple[int, ...]
 
 
 def mask_depths(groups: Sequence[MaskGroup], depths: Sequence[int]) -> list[int]:
-    """Depths of all mask rows, where the nodes have these."""
+    """Depths of all mask rows, given the nodes' `depths`."""
     return [
         (0 if group.node == ROOT else depths[group.node]) + place
         for group in groups
@@ -54,15 +54,15 @@ def mask_depths(groups: Sequence[MaskGroup], depths: Sequence[int]) -> list[int]
 
 
 def masks_for(groups: Sequence[MaskGroup], tree: TokenTree, end: int) -> tuple[list[int], list[int]]:
-    """The masks that say what follows the round's own token behind an accepted path: rows, and their places in groups.
+    """Masks that predict the tokens after the round's own token: rows, and positions in their groups.
 
-    One for each depth of a draft, of the nearest group that has it: behind the end itself or behind a node above, where
-    as many masks as there are nodes in between stand for tokens that are known by now.
+    One per depth of a draft, from the nearest group that has it: the end's own group or that of an ancestor, whose
+    first masks, one per node in between, stand for tokens known by now.
 
     Args:
-        groups: of the round; rows are numbered from 0 on, one group behind the other.
-        tree: what the round has verified.
-        end: the path's last node.
+        groups: of the round; rows are numbered from 0, group by group.
+        tree: the verified tree.
+        end: last node of the accepted path.
     """
     starts = itertools.accumulate((group.num_masks for group in groups), initial=0)
     by_node = {group.node: (start, group.num_masks) for start, group in zip(starts, groups, strict=False)}

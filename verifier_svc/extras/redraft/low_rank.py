@@ -1,4 +1,4 @@
-"""Low-rank products of a few mask rows, compiled: a library call takes longer than the product."""
+"""Low-rank products of a few mask rows, compiled: a torch call takes longer than the product."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def add_low_rank(values: FloatArray, rows: IntArray, down: HalfArray, up: HalfAr
     """Add up times down times a layer's inputs to its outputs, in place, for some rows.
 
     Args:
-        values: the inputs [N, in].
-        rows: which rows.
+        values: inputs [N, in].
+        rows: indices of the rows.
         down: [rank, in].
         up: [rank, out].
-        result: the outputs [N, out].
+        result: outputs [N, out].
     """
     factors = np.empty((len(rows), len(down)), np.float32)
     for place in range(len(down)):
@@ -36,13 +36,13 @@ def add_low_rank(values: FloatArray, rows: IntArray, down: HalfArray, up: HalfAr
 def put_inputs(
     token_ids: IntArray, places: IntArray, embeddings: FloatArray, masks: FloatArray, result: FloatArray
 ) -> IntArray:
-    """Write the inputs of all rows, and return which of them are masks.
+    """Write the inputs of all rows; returns the indices of mask rows.
 
     Args:
         token_ids: of the rows [N].
-        places: those of masks in their groups, and -1 for tokens [N].
+        places: positions of masks in their groups, -1 for tokens [N].
         embeddings: of tokens [vocab, hidden].
-        masks: of masks, by their places [places, hidden].
+        masks: embeddings of masks by position [places, hidden].
         result: [N, hidden], written.
     """
     rows = np.empty(len(places), np.int64)

@@ -1,9 +1,8 @@
-"""In-pass re-draft: the target's own draft for the next round, from the masks behind the accepted path's end (SPACE).
+"""In-pass re-draft: the target's own draft for the next round, from masks after the accepted path's end (SPACE).
 
-Masks behind the end predict what follows the round's own next token, one place each: marginals, whose best tree is the
-draft. Where the adapter has a transition, what a mask says of a token also depends on the token before it, which masks
-could not know; for the first of them that is the round's own. The request's noise is added first, as drafters do it.
-Nothing of this decides on a token.
+The masks predict one position each: marginals, whose best tree is the draft. With a transition, a mask's score of a
+token also depends on the preceding token, which masks could not attend to; for the first mask that is the round's own
+token. The request's noise is added first, as drafters do. Re-drafts never affect tokens.
 """
 
 from __future__ import annotations
@@ -31,27 +30,25 @@ from verifier_svc.verify.sampler import Logits
 from verifier_svc.verify.token_choice import TokenChooser
 
 SOURCE = "redraft"
-# A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so
-# many tries again.
+# Least mean gain of re-drafts in accepted tokens per round; below it, re-drafts pause for this many rounds.
 _LEAST_GAIN = 0.2
 _PAUSE = 32
-# Weight of a round in the running mean; before it is known better, a re-draft is taken to gain this.
+# Weight of a round in the running means, and their initial values.
 _MEAN_RATE = 0.1
 _FIRST_GAIN = 1.0
 _FIRST_HIT_RATE = 0.6
-# Where nothing was measured.
+# Default without a measurement.
 _USUAL_CURVE = PassCurve.line(0.06)
 
 
 @dataclass(frozen=True, slots=True)
 class RedraftSettings:
-    """What re-drafts a target offers: masks per round, and nodes of a tree at most.
+    """Re-drafting of a target: bounds of masks per round and of nodes per tree.
 
-    `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
-    log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
-    `min_probability`: a node whose path is less likely is never worth a row of the next pass; with 0 all of them are,
-    whatever rows cost, which is not measured then, so that verifiers can be compared. `curve`: how long passes take
-    with more rows.
+    `free_rows`: masks are computed only in passes of at most this many rows, masks included. `sigmas`: errors of the
+    masks' log-probabilities. `transition`: additions to their scores by the preceding token; None if not trained.
+    `min_probability`: least probability of a node's path; with 0 all nodes are verified whatever rows cost, and costs
+    are not measured, so that verifiers can be compared. `curve`: pass duration by rows.
     """
 
     shape: MaskShape
@@ -64,28 +61,28 @@ class RedraftSettings:
 
 
 class Redrafter:
-    """One sequence's re-drafts, at most `max_nodes` nodes each; without `settings` there are none."""
+    """Re-drafts of one sequence, at most `max_nodes` nodes each; none without `settings`."""
 
     def __init__(self, settings: RedraftSettings | None, max_nodes: int, temperature: float) -> None:
         self._settings = settings if max_nodes > 0 else None
         self._max_nodes = max_nodes
         self._temperature = temperature
         self._pace = RedraftPace()
-        # Of the last round that could have any.
+        # Of the last round that could have masks.
         self._num_masks = 0 if settings is None else settings.shape.num_masks
 
     @property
     def shape(self) -> MaskShape | None:
-        """The masks that the coming round could use; None when it has no use for any."""
+        """Bounds of masks of the coming round; None if it should have none."""
         return self._settings.shape if self._settings is not None and self._pace.pays else None
 
     @property
     def max_rows(self) -> int:
-        """Rows of a round's masks at most."""
+        """Largest number of mask rows of a round."""
         return self._settings.shape.max_rows if self._settings is not None else 0
 
     def groups(self, tree: TokenTree, max_masks: int, room: int) -> tuple[MaskGroup, ...]:
-        """The masks of a round that verifies `tree`, at most so many, where the output has `room` for more tokens."""
+        """Masks of a round that verifies `tree`, at most `max_masks`; the output may have `room` more tokens."""
         if not max_masks or self._settings is None:
             return ()
         settings = self._settings
@@ -102,18 +99,18 @@ class Redrafter:
         return groups
 
     def worth_verifying(self, tree: TokenTree) -> TokenTree:
-        """What of a re-draft is worth its rows, beside as many masks as the last round had."""
+        """Part of a re-draft worth verifying, together with as many masks as in the last round."""
         if self._settings is None or not self._settings.min_probability:
             return tree
         rate = self._rate(1 + len(tree) + self._num_masks)
         num_worth = num_worth_verifying(tree.path_log_probs, self._num_masks, curve=self._settings.curve, rate=rate)
         if not num_worth and len(tree):
-            # What nobody verifies gains nothing.
+            # Without verification there is no gain.
             self._pace.verified(0)
         return tree.prune(num_worth)
 
     def _rate(self, rows: int) -> float:
-        """Tokens in the time of the smallest pass, where passes have so many rows; plain decoding has one."""
+        """Tokens per duration of the smallest pass, at passes of `rows` rows; at least plain decoding's 1."""
         if self._settings is None:
             return 1.0
         return max(1.0, self._pace.tokens_per_round / self._settings.curve.at(rows))
@@ -128,14 +125,14 @@ class Redrafter:
         *,
         verified: bool,
     ) -> TokenTree:
-        """What the masks behind the accepted path's end say of the next round; empty where they say nothing.
+        """Re-draft for the next round, from the masks after the accepted path's end; empty without masks there.
 
         Args:
-            rows: the round's.
-            accepted: what came of it.
+            rows: of the round.
+            accepted: outcome of the round.
             logits: [1 + nodes + masks, vocab].
-            chooser: the sequence's, which knows the accepted tokens.
-            position: the next token's.
+            chooser: of the sequence, with the accepted tokens.
+            position: of the next token.
             verified: whether the round's draft was a re-draft.
         """
         if self._settings is None:
@@ -152,7 +149,7 @@ class Redrafter:
         scores = chooser.guess_scores(logits[[first + row for row in found]], position)
         tree = redraft_tree(scores, places, accepted.token_ids[-1], self._settings, self._temperature, self._max_nodes)
         if not len(tree):
-            # Masks that say nothing gain nothing.
+            # An empty re-draft has no gain.
             self._pace.verified(0)
         return tree
 
@@ -168,12 +165,12 @@ def redraft_tree(
     """The best tree of at most `max_nodes` nodes.
 
     Args:
-        scores: of all tokens at each depth [depths, vocab], with the request's noise in them.
-        places: of the masks that gave them in their groups [depths]; those further on are less to be trusted.
+        scores: of all tokens at each depth, with the request's noise [depths, vocab].
+        places: positions of their masks in groups [depths]; higher ones are less accurate.
         last_token: the last committed one.
-        settings: the target's.
-        temperature: the request's.
-        max_nodes: the request's bound.
+        settings: of the target.
+        temperature: of the request.
+        max_nodes: bound of the request.
     """
     sigmas = error_scales_at(settings.sigmas, temperature, 1 + max(places))[list(places)]
     nodes = max(1, min(max_nodes, settings.max_nodes))
@@ -190,7 +187,7 @@ def redraft_tree(
 
 
 def warm_up(settings: RedraftSettings, vocab_size: int) -> None:
-    """Make a re-draft of nothing, so that no round waits until what it calls is compiled."""
+    """Make an empty re-draft, so that no round waits for compilation."""
     redrafter = Redrafter(settings, settings.max_nodes, temperature=1.0)
     redrafter.groups(EMPTY_TREE, settings.shape.max_rows, settings.shape.max_rows)
     logits = np.zeros((settings.shape.num_masks, vocab_size), np.float32)
@@ -200,7 +197,7 @@ def warm_up(settings: RedraftSettings, vocab_size: int) -> None:
 
 
 class RedraftPace:
-    """One sequence's judgement of whether re-drafts pay: an adapter of no use here soon costs next to nothing."""
+    """Decides whether re-drafts of one sequence pay, so that a useless adapter soon costs next to nothing."""
 
     def __init__(self) -> None:
         self._gain = _FIRST_GAIN
@@ -214,20 +211,20 @@ class RedraftPace:
 
     @property
     def tokens_per_round(self) -> float:
-        """Tokens that a round with a re-draft commits."""
+        """Expected tokens of a round with a re-draft."""
         return 1 + self._gain
 
     @property
     def hit_rate(self) -> float:
-        """How likely a re-draft's first token, or one that it has in its place, is accepted."""
+        """Acceptance rate of a re-draft's first position."""
         return self._hit_rate
 
     def round_over(self) -> None:
-        """A round without masks that could have had them."""
+        """Count a round without masks that could have had them."""
         self._pause = max(0, self._pause - 1)
 
     def verified(self, num_accepted: int) -> None:
-        """A round has verified a re-draft."""
+        """Count a round that verified a re-draft."""
         self._gain += _MEAN_RATE * (num_accepted - self._gain)
         self._hit_rate += _MEAN_RATE * ((num_accepted > 0) - self._hit_rate)
         if self._gain < _LEAST_GAIN:

@@ -1,4 +1,4 @@
-"""An adapter at work in a target's forward: it acts on mask rows, and leaves every bit of all other rows as it is."""
+"""An adapter in a target's forward: changes mask rows, and leaves all other rows bit-identical."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ except ImportError:
 
 
 class MaskRows:
-    """Mask embeddings, and low-rank additions to layers, behind a gate per row. Without masks the gate is shut.
+    """Mask embeddings, and low-rank additions to layers, gated per row.
 
-    Every layer computes all rows as ever. On a CPU the additions of mask rows are then computed row by row, compiled;
-    elsewhere those of all rows, so that shapes depend on the number of rows alone and a pass can be recorded.
+    Layers compute all rows as usual. On a CPU the additions to mask rows are then computed row by row, compiled;
+    elsewhere for all rows, so that shapes depend on the number of rows only and passes can be captured in CUDA graphs.
     """
 
     def __init__(self, model: PreTrainedModel, adapter: SpaceAdapter) -> None:
-        """Install an adapter in a model, whose layers are not replaced any more.
+        """Install an adapter in a model, whose layers must not be replaced afterwards.
 
         Raises:
-            IncompatibleError: the adapter is not one for this model.
+            IncompatibleError: the adapter does not match the model.
         """
         parameter = next(model.parameters())
         self._embed: nn.Module = model.get_input_embeddings()
         self._table = adapter.masks.to(parameter.device, parameter.dtype)
-        # What is open in a forward with masks: the gate [N, 1], or which of how many rows are masks.
+        # During a forward with masks: the gate [N, 1], or indices of mask rows and the number of rows.
         self._gate: Tensor | None = None
         self._rows: IntArray | None = None
         self._num_rows = 0
@@ -52,9 +52,9 @@ class MaskRows:
             raise IncompatibleError(
                 f"the adapter's masks have {self._table.shape[-1]} numbers, the target's embeddings {probe.shape[-1]}"
             )
-        # Small products take longer to hand to torch than to carry out.
+        # torch's overhead exceeds small products.
         self._by_row = CAN_COMPILE and parameter.device.type == "cpu" and parameter.dtype == torch.float32
-        # Some models' embeddings are no plain table.
+        # None for models whose embedding is not a plain table.
         self._embeddings: FloatArray | None = None
         if self._by_row and type(self._embed) is nn.Embedding and self._embed.max_norm is None:
             self._embeddings = self._embed.weight.detach().numpy()
@@ -73,16 +73,16 @@ class MaskRows:
                 module.register_forward_hook(lambda _, inputs, output, add=addition: add(inputs[0], output))
 
     def begin(self, token_ids: Tensor, mask_places: Tensor) -> Tensor:
-        """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
+        """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and mask positions [N]; opens the gate."""
         if self._embeddings is not None:
-            # The same rows, without what it costs to have torch look them up.
+            # Same rows without torch's overhead.
             own = torch.empty(1, len(mask_places), self._table.shape[1])
             arrays = token_ids.numpy()[0], mask_places.numpy(), self._embeddings, self._table.numpy()
             self._rows, self._num_rows = put_inputs(*arrays, own.numpy()[0]), len(mask_places)
             return own
         inputs: Tensor = self._embed(token_ids)
         if self._by_row:
-            # A handful of rows: behind a pass, whatever is called for the first time costs more than what it does.
+            # A few rows, so no compiled function.
             rows, table = inputs.numpy()[0], self._table.numpy()
             places = {row: place for row, place in enumerate(mask_places.tolist()) if place >= 0}
             for row, place in places.items():
@@ -93,7 +93,7 @@ class MaskRows:
         return torch.where(self._gate, self._table[mask_places.clamp_min(0)], inputs)
 
     def narrow(self, rows: Tensor) -> None:
-        """From here on the forward has some of its rows [M] alone."""
+        """Restrict the forward to some of its rows [M] from here on."""
         if self._rows is not None:
             is_mask = np.zeros(self._num_rows, np.bool_)
             is_mask[self._rows] = True
@@ -102,7 +102,7 @@ class MaskRows:
             self._gate = self._gate.index_select(0, rows)
 
     def end(self) -> None:
-        """The forward is over."""
+        """End the forward: close the gate."""
         self._gate = self._rows = None
 
     def _addition(self, name: str, low_rank: LowRank) -> Callable[[Tensor, Tensor], None]:
@@ -116,7 +116,7 @@ class MaskRows:
             inputs, result = values.numpy(), output.numpy()
             if inputs.size != self._num_rows * width:
                 raise _unknown_inputs(name, values)
-            # Some models' layers have an axis of sequences, which here is one, and others have none.
+            # Inputs are [1, N, width] or [N, width], depending on the model.
             if inputs.ndim == 3:
                 inputs, result = inputs[0], result[0]
             add_low_rank(inputs, rows, down, up, result)
@@ -139,13 +139,13 @@ class MaskRows:
 
 
 def _refuse_other_sizes(name: str, module: nn.Module, low_rank: LowRank) -> None:
-    """Raise IncompatibleError for an addition to other inputs or outputs than its layer's, if that tells them."""
+    """Raise IncompatibleError if an addition's sizes differ from its layer's, as far as these are known."""
     own: list[Any]
     added = [low_rank.up.shape[0], low_rank.down.shape[1]]
     if hasattr(module, "in_features"):
         own = [module.out_features, module.in_features]
     elif isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 2:
-        # GPT-2's are the other way round.
+        # GPT-2's weights are transposed.
         own = [weight.shape[1], weight.shape[0]]
     else:
         return
