@@ -49,6 +49,14 @@ class AcceptanceReport:
             "context": context,
         }
 
+    def described(self) -> str:
+        """The table, and what it has, for a card."""
+        return f"""\
+Share of positions at which the target's token is among the first k children, both models adding the same noise, on
+{self.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:
+
+{self.table()}"""
+
     def table(self) -> str:
         """A Markdown table."""
         header = "| temperature | " + " | ".join(f"k={rank + 1}" for rank in range(RANKS)) + " | sigma |"

@@ -44,6 +44,15 @@ class BlockReport:
         within = self.within_rank[max(self.within_rank)][0]
         return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
 
+    def described(self) -> str:
+        """The table, and what it has, for a card."""
+        return f"""\
+Share of {self.blocks:,} blocks in the target's continuations of held-out prompts whose j-th token is the first child,
+or among the first four, at depth j, both adding the same noise; the calibrated sigma; and the mean number of tokens
+from the block's first on that are first children:
+
+{self.table()}"""
+
     def table(self) -> str:
         """A Markdown table."""
         places = range(1, 1 + len(next(iter(self.sigmas.values()))))

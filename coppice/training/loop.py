@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -190,6 +190,32 @@ class TrainingLoop:
         self._step = state["step"]
         self._seconds = state["seconds"]
         self._curve = state["curve"]
+
+
+def trained(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int], Tensor],
+    held_out_loss: Callable[[nn.Module, Tensor], Tensor],
+    held_out: Sequence[Tensor],
+    schedule: Schedule | Cycles,
+    state_dir: Path,
+    *,
+    use_compiler: bool = True,
+) -> TrainingLoop:
+    """The loop of a run after its last step; the curve has the mean loss of the `held_out` batches [rows, length]."""
+
+    def evaluate(runner: nn.Module) -> float:
+        return sum(float(held_out_loss(runner, rows)) for rows in held_out) / len(held_out)
+
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=use_compiler))
+    loop.run()
+    return loop
+
+
+def language_model_loss(runner: nn.Module, ids: Tensor) -> Tensor:
+    """Mean next-token cross-entropy of `ids` [rows, length], in nats per token."""
+    loss: Tensor = runner(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
 
 
 def _autocast(device_type: str) -> torch.autocast:

@@ -93,6 +93,11 @@ class OwnText:
     windows: Tensor
     taught: TaughtRows
 
+    def described(self) -> str:
+        """What there is of it, for a card."""
+        own, corpus = self.samples.numel(), self.windows.numel()
+        return f"{own:,} tokens of its own continuations and {corpus:,} tokens of corpus text"
+
     @classmethod
     def build(
         cls,

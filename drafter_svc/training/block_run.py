@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from coppice.training.block_layout import even_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint, write_card
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, trained
 from coppice.training.run import open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows
@@ -26,6 +27,8 @@ from drafter_svc.training.models import load_models
 
 EVALUATION_GROUPS = 8
 EVALUATION_BATCHES = 4
+BLOCKS_HELD_OUT = """The held-out figure above is that of whole blocks, every
+token predicted without those before it in the block: it does not compare with that of a model that sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +107,17 @@ def train_block_drafter(
     def loss(runner: nn.Module, step: int) -> Tensor:
         return objective.loss(runner, own.taught.batch(recipe.rows, recipe.seed, step), masks, step)
 
-    def evaluate(runner: nn.Module) -> float:
-        losses = []
-        for rows in held_out:
-            logits = block_logits(runner, layout, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
-            losses.append(float(token_terms(logits[..., : masks[0]], rows[:, layout.predicted]).mean()))
-        return sum(losses) / len(losses)
+    def predict(runner: nn.Module, rows: Tensor) -> Tensor:
+        return block_logits(runner, layout, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
+
+    def held_out_loss(runner: nn.Module, rows: Tensor) -> Tensor:
+        return token_terms(predict(runner, rows)[..., : masks[0]], rows[:, layout.predicted]).mean()
 
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
-    loop.run()
+    loop = trained(model, loss, held_out_loss, held_out, schedule, state_dir)
     text = held_out_text(target, store, shape, recipe.seed)
-
-    def predict(rows: Tensor) -> Tensor:
-        return block_logits(model, layout, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
-
-    model.eval()
-    report = measure_blocks(target.float(), predict, text, layout, recipe.seed)
-    extra = f"{story}\n{_card_extra(report, own.samples.numel(), own.windows.numel(), target_dir, start_dir)}"
+    report = measure_blocks(target.float(), partial(predict, model.eval()), text, layout, recipe.seed)
+    extra = f"{story}\n{_card_extra(report, own, target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
     base = None
     if recipe.layers_alone:
@@ -161,15 +157,10 @@ def write_calibration(
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
 
 
-def _card_extra(report: BlockReport, sample_tokens: int, corpus_tokens: int, target_dir: Path, start_dir: Path) -> str:
+def _card_extra(report: BlockReport, own: OwnText, target_dir: Path, start_dir: Path) -> str:
     return f"""
-Started from `{start_dir.name}` and trained against `{target_dir.name}` on {sample_tokens:,} tokens of its own
-continuations and {corpus_tokens:,} tokens of corpus text. The held-out figure above is that of whole blocks, every
-token predicted without those before it in the block: it does not compare with that of a model that sees them.
+Started from `{start_dir.name}` and trained against `{target_dir.name}` on
+{own.described()}. {BLOCKS_HELD_OUT}
 
-Share of {report.blocks:,} blocks in the target's continuations of held-out prompts whose j-th token is the first child,
-or among the first four, at depth j, both models adding the same noise; the calibrated sigma; and the mean number of
-tokens from the block's first on that are first children:
-
-{report.table()}
+{report.described()}
 """

@@ -26,7 +26,7 @@ from coppice.training.acceptance_report import (
 )
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, TrainingLoop, language_model_loss, trained
 from coppice.training.state import open_state, weights_digest
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows, distillation_terms
@@ -143,13 +143,8 @@ def _trained(
     def loss(runner: nn.Module, step: int) -> Tensor:
         return boosted_loss(runner, models, taught.batch(recipe.rows, recipe.seed, step), recipe, step)
 
-    def evaluate(runner: nn.Module) -> float:
-        losses = [float(runner(input_ids=ids, labels=ids, use_cache=False).loss) for ids in held_out]
-        return sum(losses) / len(losses)
-
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model.train(), loss, evaluate, LoopConfig(schedule, state_dir))
-    loop.run()
+    loop = trained(model.train(), loss, language_model_loss, held_out, schedule, state_dir)
     return model.eval(), loop
 
 
@@ -163,10 +158,7 @@ Started from `{start_dir.name}`, whose embeddings it keeps, and trained against 
 miss: the target's tokens that are not among the first {recipe.children} children of any, all adding the same noise.
 Other tokens weigh {recipe.kept_weight:g}. It is not made to be right more often, but where they are wrong.
 
-Share of positions at which the target's token is among the first k children, both models adding the same noise, on
-{acceptance.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:
-
-{acceptance.table()}
+{acceptance.described()}
 
 The same where one model is added after another, and what as many children of the first one find:
 

@@ -22,7 +22,12 @@ from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import committed_states, states_of
 from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
-from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration
+from drafter_svc.training.block_run import (
+    BLOCKS_HELD_OUT,
+    EVALUATION_BATCHES,
+    EVALUATION_GROUPS,
+    write_calibration,
+)
 from drafter_svc.training.head_run import HeadPace, HeadRun
 from drafter_svc.training.trunk import Trunk, load_trunk
 
@@ -109,16 +114,10 @@ def _write_calibration(out: Path, trunk: Trunk, trunk_dir: Path, report: BlockRe
 
 
 def _card_extra(reports: Mapping[str, BlockReport], own: OwnText, target_dir: Path) -> str:
-    tables = "\n\n".join(f"{name}:\n\n{report.table()}" for name, report in reports.items())
-    blocks = next(iter(reports.values())).blocks
+    tables = "\n\n".join(f"{name}. {report.described()}" for name, report in reports.items())
     return f"""
-Trained against `{target_dir.name}` on {own.samples.numel():,} tokens of its own continuations and
-{own.windows.numel():,} tokens of corpus text. The held-out figure above is that of whole blocks, every token predicted
-without those before it in the block: it does not compare with that of a model that sees them.
-
-Share of {blocks:,} blocks in the target's continuations of held-out prompts whose j-th token is the first child, or
-among the first four, at depth j, both models adding the same noise; the calibrated sigma; and the mean number of tokens
-from the block's first on that are first children. Blocks and noise are the same in all tables.
+Trained against `{target_dir.name}` on {own.described()}.
+{BLOCKS_HELD_OUT} Blocks and noise are the same in all tables.
 
 {tables}
 """

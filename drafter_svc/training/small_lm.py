@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from coppice.training.acceptance_report import AcceptanceReport, held_out_text, measure_acceptance
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Cycles, Schedule, language_model_loss, trained
 from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_loss, full_distillation_loss
@@ -115,16 +115,11 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
         value = fresh_loss(logits, teacher_logits, recipe.total_variation)
         return value
 
-    def evaluate(runner: nn.Module) -> float:
-        losses = [float(runner(input_ids=ids, labels=ids, use_cache=False).loss) for ids in held_out]
-        return sum(losses) / len(losses)
-
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(recipe.schedule(), state_dir))
-    loop.run()
+    loop = trained(model, loss, language_model_loss, held_out, recipe.schedule(), state_dir)
     rows = held_out_text(target, store, shape, recipe.seed)
     report = measure_acceptance(target.float(), model.eval(), rows, shape.prompt_tokens, recipe.seed)
     fresh_tokens = recipe.fresh_cycles * recipe.fresh_steps * recipe.fresh_rows * shape.length
-    extra = _card_extra(report, own.samples.numel(), own.windows.numel(), fresh_tokens, target_dir)
+    extra = _card_extra(report, own, fresh_tokens, target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     # It guesses badly beyond the context that it was trained on.
     (out / "drafter.json").write_text(json.dumps(report.calibration(shape.length)) + "\n")
@@ -143,16 +138,11 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False) if shutil.which("g++") else function
 
 
-def _card_extra(
-    report: AcceptanceReport, sample_tokens: int, corpus_tokens: int, fresh_tokens: int, target_dir: Path
-) -> str:
+def _card_extra(report: AcceptanceReport, own: OwnText, fresh_tokens: int, target_dir: Path) -> str:
     return f"""
-Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own continuations (half at T = 1, a quarter each
-at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text, again and again, then on these continuations and
+Distilled from `{target_dir.name}` on {own.described()}
+(half of the continuations at T = 1, a quarter each at 0.7 and greedy), again and again, then on these continuations and
 {fresh_tokens:,} tokens of corpus text that was drawn anew in every step.
 
-Share of positions at which the target's token is among the first k children, both models adding the same noise, on
-{report.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:
-
-{report.table()}
+{report.described()}
 """

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
 from coppice.training.checkpoint import make_readable
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from verifier_svc.extras.pruning.head import EarlyHead, predicted_norm, save_head
 from verifier_svc.extras.pruning.layers import decoder_layers
@@ -149,21 +149,16 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     head = HeadModule(final_norm(model), recipe.rank, recipe.seed)
     held_out = store.held_out_batches(recipe.held_out_windows, recipe.rows, recipe.length)
 
-    def loss_of(runner: nn.Module, ids: Tensor) -> Tensor:
+    def held_out_loss(runner: nn.Module, ids: Tensor) -> Tensor:
         hidden, logits = target.look(ids)
         return self_normalised_loss(output.all_scores(runner(hidden)), logits, recipe.normalising)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
-        return loss_of(runner, store.training_batch(recipe.seed, step, recipe.rows, recipe.length))
-
-    def evaluate(runner: nn.Module) -> float:
-        losses = [loss_of(runner, ids).item() for ids in held_out[:4]]
-        return sum(losses) / len(losses)
+        return held_out_loss(runner, store.training_batch(recipe.seed, step, recipe.rows, recipe.length))
 
     schedule = Schedule(recipe.steps, recipe.learning_rate)
     # The head costs next to nothing compared with the target, which is not compiled.
-    loop = TrainingLoop(head, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
-    loop.run()
+    loop = trained(head, loss, held_out_loss, held_out[:4], schedule, state_dir, use_compiler=False)
     # Calibrated in the precision in which it is saved.
     head.to(torch.bfloat16).to(torch.float32)
     calibrating, reported = (

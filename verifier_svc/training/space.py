@@ -15,7 +15,7 @@ from coppice.training.block_layout import even_layout, random_layout
 from coppice.training.block_losses import position_weights, token_terms, weighted
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_terms
@@ -88,21 +88,17 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
         )
         return weighted(terms, weights)
 
-    def evaluate(runner: nn.Module) -> float:
-        losses = [
-            float(token_terms(runner(rows, layout), rows[:, layout.predicted])[:, :, 1:].mean()) for rows in held_out
-        ]
-        return sum(losses) / len(losses)
+    def held_out_loss(runner: nn.Module, rows: Tensor) -> Tensor:
+        return token_terms(runner(rows, layout), rows[:, layout.predicted])[:, :, 1:].mean()
 
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
-    loop.run()
+    loop = trained(model, loss, held_out_loss, held_out, schedule, state_dir, use_compiler=False)
     text = held_out_text(target, store, shape, recipe.seed)
     report = measure_blocks(target, lambda rows: model(rows, layout), text, layout, recipe.seed)
     save_adapter(model.adapter(sigmas_of_masks(report)), out)
     write_target(out, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    extra = _card_extra(report, own.samples.numel(), own.windows.numel(), target_dir)
+    extra = _card_extra(report, own, target_dir)
     title = "Adapter for in-pass re-drafts"
     write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
 
@@ -112,16 +108,14 @@ def sigmas_of_masks(report: BlockReport) -> ErrorScales:
     return tuple(sorted((temperature, tuple(scales[1:])) for temperature, scales in report.sigmas.items()))
 
 
-def _card_extra(report: BlockReport, sample_tokens: int, corpus_tokens: int, target_dir: Path) -> str:
+def _card_extra(report: BlockReport, own: OwnText, target_dir: Path) -> str:
     return f"""
 Belongs to `{target_dir.name}`, whose weights it leaves as they are and whose own rows it does not act on: outputs are
-those of the target. Trained on {sample_tokens:,} tokens of the target's own continuations and {corpus_tokens:,} of
-corpus text. The held-out figure above is that of masks, each predicted without the tokens between it and the last
-committed one, save for what the token before says: it does not compare with that of a model that sees them.
+those of the target. Trained on {own.described()}. The held-out figure above is that of
+masks, each predicted without the tokens between it and the last committed one, save for what the token before says: it
+does not compare with that of a model that sees them.
 
-Share of {report.blocks:,} places in the target's continuations of held-out prompts where the target's token is the
-first child, or among the first four, both adding the same noise; the calibrated sigma; and the mean number of tokens in
-a row that are first children. j=1 is the target's own next token, j=2 what the first mask predicts:
+{report.described()}
 
-{report.table()}
+j=1 is the target's own next token, j=2 what the first mask predicts.
 """

@@ -21,7 +21,7 @@ from coppice.training.block_layout import BlockLayout, even_layout, random_layou
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import SampleShape
 from verifier_svc.extras.redraft.adapter import SpaceAdapter, save_adapter
@@ -92,14 +92,12 @@ def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
         own = F.cross_entropy(text[:, :-1].flatten(0, 1).float(), token_ids[:, 1:].flatten())
         return own + token_terms(blocks, token_ids[:, places.predicted])[:, :, 1:].mean()
 
-    def evaluate(runner: nn.Module) -> float:
+    def held_out_loss(runner: nn.Module, rows: Tensor) -> Tensor:
         """Loss of the text's own rows: the cost of tuning to the model itself."""
-        losses = [token_terms(runner(rows, layout)[0][:, :-1], rows[:, 1:]).mean() for rows in held_out]
-        return float(sum(losses) / len(losses))
+        return token_terms(runner(rows, layout)[0][:, :-1], rows[:, 1:]).mean()
 
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
-    loop.run()
+    loop = trained(model, loss, held_out_loss, held_out, schedule, state_dir, use_compiler=False)
     model.eval()
     text = held_out_text(target, store, shape, recipe.seed)
     report = measure_blocks(target, lambda rows: model(rows, layout)[1], text, layout, recipe.seed)
@@ -116,9 +114,7 @@ def _card_extra(report: BlockReport, target_dir: Path) -> str:
 model says, not what `{target_dir.name}` would have said. The held-out figure above is that of its own rows. The masks'
 embeddings are in `space.safetensors`: serve it with `--target` and `--space` naming this directory.
 
-Share of {report.blocks:,} places in its own continuations of held-out prompts where its token is the first child, or
-among the first four, both adding the same noise; the calibrated sigma; and the mean number of tokens in a row that are
-first children. j=1 is its own next token, j=2 what the first mask predicts:
+{report.described()}
 
-{report.table()}
+j=1 is its own next token, j=2 what the first mask predicts.
 """

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from coppice.core.tokenizer import fingerprint
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import Schedule, language_model_loss, trained
 from coppice.training.run import open_run
 
 # Few, wide layers: transformers costs about half a millisecond per layer on a CPU, whatever the width.
@@ -74,18 +74,6 @@ def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: 
         ids = store.training_batch(recipe.seed, step, *recipe.window(step))
         return language_model_loss(runner, ids)
 
-    def evaluate(runner: nn.Module) -> float:
-        losses = [language_model_loss(runner, ids).item() for ids in held_out]
-        return sum(losses) / len(losses)
-
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
-    loop.run()
+    loop = trained(model, loss, language_model_loss, held_out, schedule, state_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled target", recipe=recipe, store=store, loop=loop)
-
-
-def language_model_loss(runner: nn.Module, ids: Tensor) -> Tensor:
-    """Mean next-token cross-entropy of `ids` [rows, length], in nats per token."""
-    output = runner(input_ids=ids, labels=ids, use_cache=False)
-    loss: Tensor = output.loss
-    return loss

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
-from coppice.training import acceptance_report
+from coppice.training import acceptance_report, loop
 from coppice.training.block_layout import BlockLayout, even_layout, random_layout
 from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
 from coppice.training.block_report import measure_blocks, posterior_noise
@@ -216,9 +217,7 @@ def train(
     monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(block_run, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(block_run, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
-    monkeypatch.setattr(
-        block_run, "LoopConfig", lambda schedule, state: LoopConfig(schedule, state, 4, save_every_s=0.0)
-    )
+    monkeypatch.setattr(loop, "LoopConfig", partial(LoopConfig, evaluate_every=4, save_every_s=0.0))
     run, share, layers = RECIPES[kind]
     rank = 3 if kind == "semi-ar" else 0
     recipe = BlockRecipe(kind, 8, 4, 8, 8, 4, 5, diffusion_share=share, extra_layers=layers, transition_rank=rank)

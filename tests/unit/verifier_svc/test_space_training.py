@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from coppice.cli.train import app
 from coppice.core.errors import IncompatibleError
 from coppice.search.transition_scores import TransitionScores
-from coppice.training import acceptance_report
+from coppice.training import acceptance_report, loop
 from coppice.training.block_layout import BlockLayout
 from coppice.training.corpus import read_corpus
 from coppice.training.loop import LoopConfig
@@ -158,11 +159,7 @@ def train(workshop: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(space, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(space, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
-
-    def config(schedule: Any, state: Path, *, use_compiler: bool) -> LoopConfig:
-        return LoopConfig(schedule, state, 4, save_every_s=0.0, use_compiler=use_compiler)
-
-    monkeypatch.setattr(space, "LoopConfig", config)
+    monkeypatch.setattr(loop, "LoopConfig", partial(LoopConfig, evaluate_every=4, save_every_s=0.0))
     recipe = space.SpaceRecipe(steps=8, masks=3, rank=2, rows=2, groups=4, sample_rows=8, corpus_rows=8)
     space.train_space([workshop / "corpus"], workshop / "target", out, recipe)
 
