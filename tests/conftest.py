@@ -29,11 +29,11 @@ MARKED = (*ALONE, "faults", "attacks")
 # Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
 LONG = (
     "unit/drafter_svc/kernels/cpu/test_tree_search.py",
-    "unit/verifier_svc/test_tree_passes.py",
-    "unit/orchestrator/planner/test_adaptive_planner.py",
-    "integration/test_tensor_parallel.py",
     "integration/test_redraft_warm_up.py",
+    "unit/orchestrator/planner/test_adaptive_planner.py",
+    "unit/verifier_svc/test_tree_passes.py",
     "integration/test_redraft_deployment.py",
+    "integration/test_tensor_parallel.py",
     "integration/test_topology_commands.py",
     "integration/test_conformance_command.py",
     "unit/verifier_svc/test_preemption.py",
