@@ -39,7 +39,7 @@ from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.log_probs import token_log_probs
 from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
 from verifier_svc.verify.sampler import Logits
-from verifier_svc.verify.token_choice import Constraint, TokenChooser
+from verifier_svc.verify.token_choice import Constraint, TokenChooser, warm_up
 from verifier_svc.verify.traversal import traverse
 
 CONTEXT = 300
@@ -99,6 +99,7 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
     pass_s = 0.0
 
     def __init__(self) -> None:
+        warm_up(VOCAB)
         self.num_running = 0
         self.num_requests = 0
         self.read: dict[str, list[tuple[int, ...]]] = {}

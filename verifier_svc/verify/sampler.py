@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
-from verifier_svc.kernels.cpu.token_draws import NOTHING_ALLOWED, ROW, UNDECIDED, draw_rows, edit, is_edited
+from verifier_svc.kernels.cpu.token_draws import ROW, UNDECIDED, draw_rows, edit, is_edited
 
 if TYPE_CHECKING:
     from verifier_svc.verify.token_choice import TokenChooser
@@ -84,23 +84,25 @@ class RowTable:
         if not self._arrays:
             self._arrays = self._as_arrays()
             self._draws = np.empty((len(self._rows), 2), np.int64)
-        every, *lists = self._arrays
-        start, stop = np.searchsorted(every[:, ROW], (first, first + len(logits)))
-        rows, draws = every[start:stop].copy(), self._draws[start:stop]
-        rows[:, ROW] -= first
+        (rows, *lists), draws = self._arrays, self._draws
+        if first > 0 or self._rows[-1][ROW] >= len(logits):
+            start, stop = np.searchsorted(rows[:, ROW], (first, first + len(logits)))
+            rows, draws = rows[start:stop].copy(), draws[start:stop]
+            rows[:, ROW] -= first
         logits = np.ascontiguousarray(logits)
         is_much = len(rows) * logits.shape[1] >= _WORTH_THREADS
         threads = min(num_threads, len(rows)) if is_much else 1
         _THREADS.call(draw_rows, max(1, threads), logits, rows, *lists, mask, draws, new_counters(1))
-        for index in np.flatnonzero(draws[:, 0] == UNDECIDED).tolist():
+        for index in (draws[:, 0] == UNDECIDED).nonzero()[0].tolist():
             place, sequence, position = rows[index, :3].tolist()
             scores = self._edited(logits[place], rows[index], mask)
             draws[index, 0] = self._choosers[sequence].choose_exactly(scores, position)
 
     def drawn(self) -> Iterator[Draws]:
         """What was drawn from the rows of each sequence; token 0 where the parameters forbid every token."""
-        self._draws[self._draws[:, 0] == NOTHING_ALLOWED, 0] = 0
-        yield from np.split(self._draws, self._starts[1:])
+        np.maximum(self._draws, 0, out=self._draws)
+        for start, stop in zip(self._starts, [*self._starts[1:], len(self._rows)], strict=True):
+            yield self._draws[start:stop]
 
     def draw_one(self, logits: Logits, mask: Mask) -> tuple[int, int]:
         """What is drawn from a single row [vocab]; NOTHING_ALLOWED where that is so."""

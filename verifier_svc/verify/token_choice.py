@@ -209,5 +209,7 @@ class TokenChooser:
 
 def warm_up(vocab_size: int) -> None:
     """Draw a token, so that no request waits until what that calls is compiled."""
-    params = SamplingParams(temperature=1.0, repetition_penalty=1.1)
-    TokenChooser(params, vocab_size, prompt=()).choose(np.zeros(vocab_size, np.float32), 0)
+    chooser = TokenChooser(SamplingParams(temperature=1.0, repetition_penalty=1.1), vocab_size, prompt=(0,))
+    rows = np.zeros((1, vocab_size), np.float32)
+    chooser.choose(rows[0], 0)
+    chooser.guess_scores(rows, 0)

@@ -10,8 +10,16 @@ from coppice.cli.bench import ablation, commands
 
 # In the order in which --help shows them.
 COMMANDS = (
-    *(commands.prompts, commands.latency, commands.passes, commands.throughput, commands.load, commands.overload),
-    *(commands.overhead, commands.profile, commands.cache, commands.timeline, ablation.ablation, commands.report),
+    *(commands.prompts, commands.latency, commands.passes, commands.sampling, commands.throughput, commands.load),
+    *(
+        commands.overload,
+        commands.overhead,
+        commands.profile,
+        commands.cache,
+        commands.timeline,
+        ablation.ablation,
+        commands.report,
+    ),
 )
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)

@@ -139,6 +139,24 @@ def passes(
     finish(report, SHOWN, out)
 
 
+def sampling(
+    out: opt.Out = opt.OUT,
+    vocab: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of a vocabulary.")] = "4096,49152,151936,262144",
+    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,16,64,256",
+    repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 5,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Drawing tokens from rows of logits by vocabulary and rows, and their definition in NumPy, in turn. No models."""
+    vocabs, sizes = opt.numbers(vocab, "--vocab", least=1), opt.numbers(rows, "--rows", least=1)
+
+    from coppice.lab.bench.sampling import SHOWN, SamplingPlan, measure_sampling
+
+    with explained():
+        report = measure_sampling(SamplingPlan(vocabs, sizes, repeats, seed), opt.num_threads(threads))
+    finish(report, SHOWN, out)
+
+
 def throughput(
     prompts: opt.PromptsFile = None,
     target: opt.Target = opt.TARGET,

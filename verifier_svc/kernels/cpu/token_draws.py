@@ -228,16 +228,17 @@ def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArr
     )
     slack = gap / temperature
     has_cuts = low > _LOWEST or top_p < 1 or row.floor > -np.inf
-    token, value, second = _noisiest(row, low, len(scores), first, 0.0 if has_cuts else slack, work)
-    if top_p < 1:
-        while token != first:
-            at = scores[token]
-            above, total = _weights(row, at, token, work)
-            if above * (1 + _WEIGHT_ERROR) < top_p * total * (1 - _WEIGHT_ERROR):
-                break
-            if above * (1 - _WEIGHT_ERROR) < top_p * total * (1 + _WEIGHT_ERROR):
-                return UNDECIDED, gap > 0
-            token, value, second = _noisiest(row, at, token, first, 0.0, work)
+    at, token = low, len(scores)
+    while True:
+        token, value, second = _noisiest(row, at, token, first, 0.0 if has_cuts else slack, work)
+        if top_p == 1 or token == first:
+            break
+        at = scores[token]
+        above, total = _weights(row, at, token, work)
+        if above * (1 + _WEIGHT_ERROR) < top_p * total * (1 - _WEIGHT_ERROR):
+            break
+        if above * (1 - _WEIGHT_ERROR) < top_p * total * (1 + _WEIGHT_ERROR):
+            return UNDECIDED, gap > 0
     if gap == 0:
         return token, False
     if not has_cuts:
