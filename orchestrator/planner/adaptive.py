@@ -1,4 +1,4 @@
-"""The planner that learns how far speculation pays for all requests together, and its plan for one request."""
+"""The planner: learns when speculation pays for all requests together, and plans the rounds of each."""
 
 from __future__ import annotations
 
@@ -33,46 +33,46 @@ from orchestrator.request.statistics import verified_tree
 
 logger = logging.getLogger(__name__)
 
-# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many draft;
-# one in two passes where more than so many do, whose nodes take the time: a look costs as much as choosing among a
-# dozen trees, and where so many draft, fewer looks show as much.
+# Requests per pass whose trees the value model learns from, in turns, so that its cost per pass is bounded. Above
+# MANY_ASKING drafting requests, one in PASSES_PER_LOOK_OF_MANY passes: learning from one tree costs as much as
+# selecting from a dozen, and fewer trees per request suffice.
 LOOKED_AT_PER_PASS = 2
 MANY_ASKING = 32
 PASSES_PER_LOOK_OF_MANY = 2
-# Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
-# dearest work of drafters.
+# Bound of requests that wait for their first tree: this many, plus one per RUNNING_PER_NEWCOMER running requests.
+# Prefill is the most expensive work of drafters.
 NEWCOMERS = 4
 RUNNING_PER_NEWCOMER = 8
-# Drafters have caught up when at most one in so many that ask waits for a first tree. That is waited for, but not for
-# longer than so many seconds.
+# Drafters are settled if at most one in this many asking requests waits for its first tree. Passes before that are
+# ignored, but for at most LONGEST_UNSETTLED_S seconds.
 ASKING_PER_UNSETTLED = 4
 LONGEST_UNSETTLED_S = 0.25
-# Prompts that are read within so many passes change nothing.
+# Prompts prefilled within this many passes are ignored.
 FEW_CROWDED_PASSES = 2
-# The power of the shortfall behind plain decoding with which the threshold rises.
+# Exponent with which the threshold rises if less than plain decoding's rate is reached.
 DOUBT = 4
-# How far below the threshold a request may stay where drafting pays for all together.
+# Least factor on the threshold if joint drafting pays.
 LEAST_SHARE_OF_THRESHOLD = 0.6
-# Rounds that asked for drafts without one ever being there in time, after which none are expected.
+# Asking rounds without any draft in time after which none are expected.
 ENOUGH_IN_VAIN = 32
-# Drafts take as long as they did up to this share.
+# Relative change of draft times below which plans are kept.
 _SAME_TIME = 0.2
 # Weight of an observation in running means.
 _RATE = 0.05
-# Fewer rounds of a pass that ask for drafts are the exception.
+# Mean number of asking rounds per pass below which drafting counts as off.
 _FEWEST_ASKING = 0.5
 
 
 class AdaptivePlanner:
-    """Plans all requests of one verifier by one price, which every request applies to its own trees.
+    """Plans all requests of one verifier by one row price, which every request applies to its own trees.
 
-    What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
-    second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
-    below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too, but
-    for those that name their sources: their rounds are to the planner what another orchestrator's are.
+    The objective is tokens per second over all requests. At the optimum, time is worth `rate` tokens per second;
+    anything that yields fewer tokens than its time is worth is dropped: nodes below the row price, drafts below the
+    cost of asking. Requests that force speculation get the fixed plan, and their rounds teach the models too, except
+    those that name sources: their rounds count like another orchestrator's.
 
-    Tokens of a higher priority count more (`load.py`): a request's nodes and drafts are worth their tokens
-    times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
+    Tokens of higher priority count more (`load.py`): a request's tokens are multiplied by its weight over the mean
+    weight. Whether joint drafting pays is decided by unweighted tokens per second.
     """
 
     def __init__(
@@ -96,57 +96,56 @@ class AdaptivePlanner:
         self.snapshot = PlanSnapshot()
         self._draft_plans = DraftPlans(self.snapshot, 0, linger_us)
         self._costs = CostModel()
-        # What another planner had learned, until it is known whether it holds here.
+        # Costs from another planner, until they are checked here.
         self._borrowed: BorrowedCosts | None = None
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
         self._plan_lag = PlanLagFilter()
         self._measured = MeasuredRates()
-        # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
-        # round, and those that wait for their first tree.
+        # Requests ever opened here; those not ended yet; of these, those past their first round, and those waiting for
+        # their first tree.
         self._num_requests = 0
         self.num_begun = 0
         self.num_running = 0
         self.num_newcomers = 0
-        # Rounds that asked for drafts while none had ever been verified.
+        # Rounds that asked for drafts before any was verified.
         self._num_in_vain = 0
-        # The value model has time for the trees of each request that drafts in one of so many of its rounds, and for so
-        # many more in this pass.
+        # Each drafting request's trees are learned from once in this many of its rounds; and how many more in this
+        # pass.
         self.rounds_per_look = 1
         self.looks_left = LOOKED_AT_PER_PASS
-        # Whether a request that has stood aside for long has its turn to draft.
+        # Whether a request on the plain plan has its turn to try drafting.
         self.turn_is_taken = False
-        # The verifier's last word about its load that was heard here.
+        # The verifier's latest load.
         self.load: VerifierLoad | None = None
-        # The plans of those that go on drafting; None when anything may have changed that they depend on.
+        # Plans of requests that keep drafting; None after any change they may depend on.
         self.common: CommonPlans | None = None
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
-        # Passes in a row before which many prompts waited to be read.
+        # Consecutive passes during which many prompts waited for prefill.
         self._num_crowded = 0
         self._unsettled_s = 0.0
-        # Running means: rounds of a pass that ask for drafts; those of them that do, turns apart; committed tokens of a
-        # sequence.
+        # Running means: asking rounds per pass, the same without turns, and committed tokens per sequence.
         self._asked = self._asked_anyway = 0.0
         self._context = 0.0
 
     @property
     def pass_number(self) -> int:
-        """Counts passes."""
+        """Number of the current pass."""
         return self._passes.pass_number
 
     def knowledge(self) -> Knowledge | None:
-        """What was learned so far that another planner of such a verifier could use; None while that is nothing."""
+        """Learned state for another planner of a similar verifier; None until there is any."""
         if not self._costs.is_known or not self.values.has_seen_trees:
             return None
         gains = (self.gains.mean, self.gains.of_class(True), self.gains.of_class(False))
         return Knowledge(self._costs.evidence(), self._missed.evidence(), self.values.evidence(), gains, self._context)
 
     def begin_with(self, knowledge: Knowledge) -> None:
-        """Take what another planner has learned, before the first request.
+        """Start from another planner's learned state, before the first request.
 
-        It counts little against what comes, and nothing more if the first passes take other times than it says.
+        It has little weight, and is discarded if the first passes contradict it.
         """
         as_borrowed = CostModel()
         for costs in (as_borrowed, self._costs):
@@ -158,14 +157,14 @@ class AdaptivePlanner:
         self._context = knowledge.context
 
     def update_load(self, load: VerifierLoad) -> None:
-        """The verifier's load is another one, or is told anew."""
+        """Set the verifier's load, changed or not."""
         self.load = load
         if load.batch_size and load.queued_sequences != self.prefill.num_queued:
             self.prefill.num_queued = load.queued_sequences
             self.common = None
 
     def find_common(self) -> CommonPlans:
-        """Work `common` out."""
+        """Compute `common`."""
         plans, exploration = self.draft_plans, self.exploration
         hold = plans.snapshot.is_known and plans.num_running > 1 and exploration.is_idle and self.fixed.max_nodes > 0
         common = CommonPlans(plans, self.fixed.max_nodes, self.weights.mean, hold and not self.prefill.is_crowded())
@@ -174,7 +173,7 @@ class AdaptivePlanner:
 
     @property
     def draft_plans(self) -> DraftPlans:
-        """Plans of rounds that ask for drafts."""
+        """Plans of rounds that ask for drafts, for the current snapshot, load and draft times."""
         plans = self._draft_plans
         needed_s = self.draft_times.needed_s
         if plans.snapshot is not self.snapshot or abs(plans.needed_s - needed_s) > _SAME_TIME * needed_s:
@@ -186,12 +185,12 @@ class AdaptivePlanner:
 
     @property
     def some_draft(self) -> bool:
-        """Whether requests ask for drafts these days. Turns count for nothing: each would be the reason of the next."""
+        """Whether requests currently ask for drafts. Turns do not count: each would justify the next."""
         return self._asked_anyway >= _FEWEST_ASKING
 
     @property
     def compares_sources(self) -> bool:
-        """Whether sources are compared, for which few enough requests run to draft whatever they gain."""
+        """Whether sources are compared, with few enough running requests for all to draft regardless of gain."""
         return self.sources.is_comparing and self._few_run
 
     @property
@@ -199,12 +198,12 @@ class AdaptivePlanner:
         return self.num_running <= MOST_TOGETHER
 
     def trial_over(self, found_gain: bool) -> None:
-        """Drafting was tried, by all requests or by one."""
+        """End a drafting trial, of all requests or of one."""
         self.exploration.trial_over(found_gain)
         self.sources.trial_over(found_gain, self._few_run)
 
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
-        """The plans of a request that begins now."""
+        """Plans of a new request."""
         return AdaptiveRequest(self, is_greedy, priority)
 
     def follow_apart(self) -> FixedPlanner:
@@ -212,36 +211,36 @@ class AdaptivePlanner:
         return self.fixed
 
     def begins(self, weight: float) -> int:
-        """A request is opened here; returns its number among all that ever were."""
+        """Open a request; returns its number among all opened."""
         self._num_requests += 1
         self.num_begun += 1
         self.common = None
         self.prefill.num_unread += 1
         self.weights.add(weight)
         if not self.pass_number and self._costs.is_known:
-            # Nobody has had a round yet, and what was learned elsewhere is all there is.
+            # No rounds yet: all knowledge is borrowed.
             self._replan(self.num_begun)
         return self._num_requests
 
     def first_round(self) -> None:
-        """A request has had its first round here: its prompt has been read."""
+        """Count a request's first round: its prompt is prefilled."""
         self._now_run(self.num_running + 1)
         self.common = None
         self.prefill.num_unread -= 1
 
     def may_join(self) -> bool:
-        """Whether another request may begin to draft: where it pays for a few only, one after another."""
+        """Whether another request may begin to draft; one after another if joint drafting does not pay."""
         if not self.snapshot.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
             return False
         return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
 
     def joins(self) -> None:
-        """A request begins to draft."""
+        """Count a request that begins to draft."""
         self.num_newcomers += 1
         self._last_join = self.pass_number
 
     def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
-        """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
+        """Learn from a round of a request whose previous round was in pass `last_pass`; returns this round's pass."""
         passes = self._passes
         if (
             last_pass == passes.pass_number
@@ -266,7 +265,7 @@ class AdaptivePlanner:
         return pass_number
 
     def ends(self, weight: float, was_running: bool) -> None:
-        """A request has ended, or goes on elsewhere."""
+        """Remove a request that ended or moved to another verifier."""
         self.num_begun -= 1
         self.common = None
         self.weights.remove(weight)
@@ -282,9 +281,9 @@ class AdaptivePlanner:
         self._draft_plans = self._new_draft_plans()
 
     def _check(self, borrowed: BorrowedCosts, record: PassSample) -> None:
-        """Begin anew if what was learned elsewhere is of no use here."""
+        """Discard borrowed state that passes here contradict."""
         if borrowed.are_refuted_by(record):
-            logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
+            logger.info("pass durations differ from the borrowed cost model; borrowed planner state is discarded")
             self._costs, self._missed, self.snapshot = CostModel(), MissedPasses(), PlanSnapshot()
             self.values.forget()
             self.gains.restore(1.0, 1.0, 1.0)
@@ -301,26 +300,25 @@ class AdaptivePlanner:
             self.looks_left = LOOKED_AT_PER_PASS
             self.rounds_per_look = max(1, -(-record.num_asked // LOOKED_AT_PER_PASS))
         else:
-            # A turn comes to nobody in about every other pass.
+            # About every other pass has no turn.
             self.looks_left = 1
             self.rounds_per_look = PASSES_PER_LOOK_OF_MANY * record.num_asked
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
         self._was_joint = record.is_joint
-        # What other sources cost is no measure of those that are asked.
+        # Passes with other sources do not measure the sources in use.
         is_experiment = self.sources.has_asked and (self.sources.is_trying or self.compares_sources)
         plain = self._measured.plain_of_one(self.num_running) if self.sources.is_comparing else 0.0
         if self.sources.pass_over(record, self.num_running, self._few_run, plain):
-            # What was reached so far is that of others, too.
+            # Earlier rates belong to other sources.
             self._measured.joint.forget()
             self.exploration.owe_trial()
         ran_as_planned = self._plan_lag.pass_over(record, self.draft_times.way_s)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
-        # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
-        # on and on.
+        # While drafters prefill prompts, drafts are late for all requests; such passes are ignored for a bounded time.
         is_typical = (is_settled or self._unsettled_s > LONGEST_UNSETTLED_S) and not is_experiment
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         if self._is_prefill_pass():
@@ -340,16 +338,16 @@ class AdaptivePlanner:
             self.trial_over(found_gain=self.gains.mean >= self.snapshot.threshold)
 
     def _is_prefill_pass(self) -> bool:
-        """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""
+        """Whether many prompts have been waiting for more than a few passes, so that passes do not measure rounds."""
         num_before = self._num_crowded
         self._num_crowded = num_before + 1 if self.prefill.is_crowded() else 0
         if num_before > FEW_CROWDED_PASSES and not self._num_crowded:
-            # Many requests are new: what they reach without drafts is seen before all of them ask for some.
+            # Many new requests: measure plain decoding before all of them ask for drafts.
             self.exploration.pause()
         return max(num_before, self._num_crowded) > FEW_CROWDED_PASSES
 
     def _replan(self, running: int) -> None:
-        """Draw conclusions from what is known, for so many running requests."""
+        """Compute a snapshot for `running` requests."""
         knows_drafts = self.values.has_seen_trees or self._num_in_vain >= ENOUGH_IN_VAIN
         if not self._costs.is_known or not knows_drafts or not running:
             return
@@ -359,7 +357,7 @@ class AdaptivePlanner:
         plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
         measured_joint_rate = self._measured.joint.tokens_per_s(running)
         joint_rate = measured_joint_rate or self._joint_rate(running)
-        # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
+        # A predicted joint rate may decide whether to draft but not raise the price, which would end drafting.
         rate = max(plain_rate, reached)
         price = rate * costs.row_s
         gain = num_nodes = 0.0
@@ -368,26 +366,26 @@ class AdaptivePlanner:
                 break
             gain += value * count
             num_nodes += count
-        # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
+        # In joint drafting, one more request waits with all others; otherwise it misses passes that do not wait.
         pays_jointly = joint_rate > (plain_rate if self._was_joint else rate)
         is_joint = pays_jointly or self._was_joint
         missed = self._missed.of_one_more(running if is_joint else self._asked, is_joint)
         asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
-        # A request that waits for its draft misses tokens of its own, and spares the others its row.
+        # A request that waits for its draft loses tokens of its own, and frees its row for others.
         overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
         threshold = overhead / gain if gain > 0 else math.inf
         if pays_jointly and (self._was_joint or measured_joint_rate):
-            # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
+            # If joint drafting gains this much, only clear exceptions stop; estimates per request are no more accurate.
             threshold = min(1.0, threshold) * max(LEAST_SHARE_OF_THRESHOLD, plain_rate / joint_rate)
         elif self._asked > 0 and reached > 0:
-            # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
+            # Unmodelled costs show as a rate below plain decoding's and raise the threshold.
             threshold *= max(1.0, plain_rate / reached) ** DOUBT
         self.snapshot = PlanSnapshot(threshold, price, gain, num_nodes, rate, pays_jointly)
 
     def _joint_rate(self, running: int) -> float:
-        """Tokens per second if every one of so many requests drafted."""
+        """Predicted tokens per second if all `running` requests drafted."""
         costs = self._costs.costs
-        # So many are there for a pass.
+        # Sequences present in a pass.
         present = running / (1 + self._missed.jointly(running))
         drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
         nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
@@ -398,36 +396,36 @@ class AdaptivePlanner:
         return self._costs.plain_round_s(num_rounds, num_rounds * self._context)
 
 
-# Least weight of a round in a request's own gain, and the rounds that its class's gain stands for at first.
+# Least weight of a round in a request's gain, and weight of its class's gain in rounds.
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
 _MOST_RELATIVE_GAIN = 4.0
-# The most rounds that what is known of a prompt's beginning stands for, besides those of the class. Fewer where it is
-# bad: a request that drafts finds out itself, one that does not finds out nothing.
+# Upper bounds of the weight of shared records of a prompt's beginning, in rounds. Lower for bad records: a drafting
+# request corrects them itself, a request that does not draft cannot.
 _MOST_KNOWN_ROUNDS = 16
 _MOST_BAD_ROUNDS = 4
-# Before a request begins to draft, what it gains beyond usual drafts counts from so many standard errors on: what
-# rounds accept differs by about as much as they accept.
+# Before a request begins to draft, its gain above the usual counts only from this many standard errors on; a round's
+# accepted tokens have a standard deviation of about their mean.
 _STANDARD_ERRORS = 2.0
-# A request that stands aside while others draft tries again for TRIAL_ROUNDS after so many rounds, and after twice as
-# many each time that it was in vain: one in 17 rounds at first, and 1.5 % in the long run.
+# A request that stopped drafting while others draft tries TRIAL_ROUNDS rounds after this many, and after twice as many
+# after each failure: one in 17 rounds at first, and 1.5 % in the long run.
 FIRST_TURN_AFTER = 128
 LONGEST_BETWEEN_TURNS = 512
-# A request that asks for drafts keeps its likeliest node where that is worth this share of its row.
+# An asking request keeps its likeliest node if its value is at least this share of the row price.
 FLOOR_SHARE = 0.5
-# What a tree looked at leaves of the weight of earlier ones in the request's own correction.
+# Decay per tree of earlier trees' weight in the request's own correction.
 _FADE = 0.9
 _PRIOR_TOKENS = 2.0
 
 
 class AdaptiveRequest:
-    """Decides for one request, by the planner's snapshot and its own record.
+    """Plans one request by the planner's snapshot and its own record.
 
-    It asks drafters while its drafts gain more, compared with usual ones, than the snapshot's threshold, and when it is
-    its turn to try. While it does not ask, there is nothing to draft, to verify or to wait for.
+    The request asks drafters while the gain of its drafts, relative to usual ones, is above the snapshot's threshold,
+    and in trials. Otherwise its rounds have no draft and no linger.
 
-    Nobody is left out for good: who does not draft while others do has its turn now and then, and who drafts keeps one
-    node, however low its class and its record, unless a row costs twice what the node is worth by itself.
+    No request is excluded for good: one that does not draft while others do gets a turn now and then, and one that
+    drafts keeps one node, whatever its class and record, unless a row costs twice the node's own value.
     """
 
     def __init__(
@@ -437,46 +435,47 @@ class AdaptiveRequest:
         priority: int = 0,
         fleet: Mapping[str, AdaptivePlanner] | None = None,
     ) -> None:
-        """`fleet` are the planners of all verifiers, by address, where there are several."""
+        """`fleet` are the planners of all verifiers by address, if there are several."""
         self._planner = planner
         self._fleet = fleet or {}
         self._is_greedy = is_greedy
         self._weight = class_weight(priority)
-        # Its number at the planner; 0 until its first plan is wanted, since outputs wait for the first of their prompt.
+        # Its number at the planner; 0 until its first plan is needed, since outputs of one prompt wait for the first of
+        # them.
         self._number = 0
         self._last_pass = 0
         self._is_drafting = False
-        # Whether drafters owe it the first tree since it began to draft.
+        # Whether it began to draft and waits for the first tree.
         self._is_newcomer = False
-        # Whether they have to read more for it than a round's tokens.
+        # Whether drafters have more than one round's tokens to prefill for it.
         self._catches_up = False
-        # What the draft made for the round took, once it is here.
+        # Duration of the round's draft, once received.
         self._took_s: float | None = None
         self._alone_left = 0
         self._is_closed = False
-        # Gain of its drafts relative to usual ones, from so many rounds.
+        # Gain of its drafts relative to usual ones; a running mean with the number of rounds.
         self._gain = self._usual_gain = planner.gains.of_class(is_greedy)
         self._num_asked = 0
         self._total_gain = 0.0
-        # Rounds of others with its beginning, which say what it may expect.
+        # Rounds of other requests with the same beginning, used as a prior.
         self._num_known = 0
-        # Rounds since it drafted last, and after how many it tries again.
+        # Rounds since it last drafted, and after how many it tries again.
         self._num_aside = 0
         self._turn_after = FIRST_TURN_AFTER
         self._has_turn = False
-        # Tokens that its verified trees promised, and those accepted; and the logarithm of what a node of its trees is
-        # worth besides its probability, but for the mean weight of all.
+        # Tokens promised by its verified trees, and accepted ones; and the log of a node's value relative to its
+        # probability, before division by the mean weight.
         self._promised = self._accepted = _PRIOR_TOKENS
         self._log_worth = math.log(self._weight)
         self._row_multiple = 1
-        # Drafters that there are to choose among; those that are not asked for the next round, and for this one.
+        # Available drafters, if several; those not asked for the next round, and for this one.
         self._sources: tuple[str, ...] = ()
         self._left_out_next = self._left_out = NONE_LEFT_OUT
-        # The round's last draft, before nodes were cut.
+        # The round's last draft before selection.
         self._at_hand: TokenTree | None = None
 
     def runs_on(self, verifier: str) -> None:
-        """Belong to the planner of the verifier that it was opened on; what is known of its drafts goes with it."""
+        """Move to the planner of another verifier when opened there, keeping the record of its drafts."""
         planner = self._fleet.get(verifier, self._planner)
         if planner is self._planner or self._is_closed:
             return
@@ -492,11 +491,11 @@ class AdaptiveRequest:
             self._is_newcomer = True
             planner.joins()
         elif was_newcomer:
-            # As many as this verifier's drafters can take begin to draft there already: its turn comes later.
+            # This verifier's drafters have their maximum of newcomers already.
             self._is_drafting = False
 
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
+        """Limits of the next round: the fixed plan as far as it pays, or none."""
         planner = self._planner
         if (
             self._is_drafting
@@ -504,7 +503,7 @@ class AdaptiveRequest:
             and not (self._alone_left or self._catches_up or round_context.forced or round_context.sources)
             and round_context.requested_nodes is None
         ):
-            # As most do most of the time.
+            # Fast path of most rounds.
             if load is not planner.load:
                 planner.update_load(load)
             common = planner.common
@@ -519,7 +518,7 @@ class AdaptiveRequest:
         return self._plan_anew(round_context, load)
 
     def _plan_anew(self, round_context: RoundContext, load: VerifierLoad) -> RoundPlan:
-        """The next round's limits, whatever the request does."""
+        """Limits of the next round in the general case."""
         planner = self._planner
         if not self._number:
             self._number = planner.begins(self._weight)
@@ -527,10 +526,10 @@ class AdaptiveRequest:
         if round_context.forced or nodes == 0:
             return planner.fixed.plan(round_context, load)
         if not round_context.has_drafter:
-            # A drafter that has dropped the request, or is gone, owes it nothing.
+            # The drafter is gone or has dropped the request: no tree is pending.
             self.tree_arrived()
             fixed = planner.fixed.plan(round_context, load)
-            # The cache may have something.
+            # The prefix cache may have a draft.
             return replace(fixed, row_price=self._row_price) if planner.snapshot.is_known else fixed
         if load is not planner.load:
             planner.update_load(load)
@@ -548,13 +547,13 @@ class AdaptiveRequest:
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
         if plans.num_running > 1:
             self._row_multiple = 1
-        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it.
+        # Prefill takes longer than a wait is worth, and the verifier must not reduce its patience for it.
         waits = not self._catches_up
         weight = self._weight / planner.weights.mean
         return plans.plan(self._gain, weight, nodes, self._row_multiple, self._left_out_next, is_trial, waits)
 
     def tree_arrived(self, took_s: float | None = None) -> None:
-        """Drafters owe the request nothing."""
+        """Record a draft's arrival; no first tree is pending any more."""
         if took_s is not None:
             self._took_s = took_s
             self._planner.draft_times.add(took_s)
@@ -563,7 +562,7 @@ class AdaptiveRequest:
             self._planner.num_newcomers -= 1
 
     def select(self, tree: TokenTree) -> TokenTree:
-        """The nodes that are worth their rows and, where the request is alone, those that fill up the last ones."""
+        """Nodes worth their rows and, if the request is alone, further ones that fill the row multiple."""
         if not tree.token_ids:
             return tree
         self._at_hand = tree
@@ -589,14 +588,14 @@ class AdaptiveRequest:
         planner, last_pass = self._planner, self._last_pass
         if not last_pass:
             planner.first_round()
-            # The first round is the prompt's, which waits for nobody.
+            # The first round is prefill, without linger.
             asked = False
         self._last_pass = planner.round_over(outcome, last_pass, asked, self._is_newcomer)
         took_s, self._took_s = self._took_s, None
         if outcome.linger_us and took_s is not None and self._last_pass == last_pass + 1:
-            # It was in the pass before, too: it waited for drafts, not for a pass of others.
+            # Consecutive passes: the linger was for a draft, not for another pass.
             planner.draft_times.waited(outcome.linger_us / 1e6, took_s, was_in_time=outcome.had_fresh_draft)
-        # The next round has been planned already.
+        # The next round was planned before.
         left_out, self._left_out = self._left_out, self._left_out_next
         if asked:
             if self._sources:
@@ -610,9 +609,9 @@ class AdaptiveRequest:
                 self._trial_over(found_gain=self._pays())
 
     def know(self, known: DraftGain) -> None:
-        """Let the request begin where others with its beginning were: two parts of three of its prior, at most, or one.
+        """Use records of requests with the same beginning as a prior: at most two thirds of it, one third if worse.
 
-        What its own rounds have shown so far keeps its weight.
+        The weight of the request's own rounds is kept.
         """
         if not known.rounds:
             return
@@ -625,11 +624,11 @@ class AdaptiveRequest:
 
     @property
     def gain(self) -> DraftGain:
-        """What drafts of this request have gained."""
+        """Record of this request's drafts."""
         return DraftGain(self._num_asked, self._total_gain)
 
     def close(self) -> None:
-        """The request has ended."""
+        """End the request."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -638,12 +637,12 @@ class AdaptiveRequest:
 
     @property
     def _relative_weight(self) -> float:
-        """What its tokens count, compared with those of all requests; 1 where all have one priority."""
+        """Weight of its tokens relative to the mean of all requests; 1 if all have one priority."""
         return self._weight / self._planner.weights.mean
 
     @property
     def _row_price(self) -> float:
-        """What a row of this request has to bring, in its own tokens."""
+        """Row price in this request's own tokens."""
         return self._planner.snapshot.price / self._relative_weight
 
     def _leave(self) -> None:
@@ -667,13 +666,13 @@ class AdaptiveRequest:
             self._planner.exploration.tried_alone()
 
     def _floor(self, tree: TokenTree) -> list[int]:
-        """The likeliest node, if it is worth enough without regard to class and record, which it could not better."""
+        """The likeliest node if worth its row without class and record: without drafts no record improves."""
         likeliest = max(range(len(tree)), key=tree.path_log_probs.__getitem__)
         floor = math.log(FLOOR_SHARE * self._planner.snapshot.price)
         return [likeliest] if self._planner.values.path_logs(tree)[likeliest] >= floor else []
 
     def _drafts(self, has_choice: bool) -> bool:
-        """Whether the next round asks for a draft, of sources among which there is a choice or not."""
+        """Whether the next round asks for a draft; `has_choice` if there are several sources."""
         exploration = self._planner.exploration
         if exploration.is_pausing or self._planner.prefill.is_crowded():
             return False
@@ -694,12 +693,12 @@ class AdaptiveRequest:
         return self._is_drafting
 
     def _has_its_turn(self) -> bool:
-        """Whether it tries again, since it has not drafted for long while others do."""
+        """Whether it takes a turn, having not drafted for long while others do."""
         planner = self._planner
         if self._num_aside < self._turn_after or planner.turn_is_taken or not planner.some_draft:
             return False
         self._has_turn = planner.turn_is_taken = True
-        # It weighs what it finds as a request that begins does.
+        # Results count as much as for a new request.
         self._num_asked = 0
         return True
 
@@ -710,10 +709,10 @@ class AdaptiveRequest:
         return gain * (self._weight / planner.weights.mean) >= margin * planner.snapshot.threshold
 
     def _sure_gain(self) -> float:
-        """What its drafts gain; of what is beyond usual ones, only as much as is hardly chance.
+        """Lower bound of its gain: any part above 1 reduced by its standard error.
 
-        Where usual drafts do not pay, the request that begins is the one of many whose record stands out, and without
-        this it would mostly be the one that was lucky: it drafts, gains what others do, and the next one begins.
+        If usual drafts do not pay, the request with the best record of many begins to draft; without this bound it
+        would mostly be a lucky one that then gains no more than others, and another would follow.
         """
         if self._gain <= 1:
             return self._gain

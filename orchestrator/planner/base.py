@@ -1,4 +1,4 @@
-"""The plan of a round: its draft nodes at most, and the verifier's wait for them."""
+"""Interface of planners: upper bounds of a round's draft nodes and linger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.request.rounds import Outcome
 
 @dataclass(frozen=True)
 class VerifierLoad:
-    """How busy the verifier was when it last said so."""
+    """Load of a verifier as last reported."""
 
     batch_size: int = 0
     rows: int = 0
@@ -23,30 +23,30 @@ class VerifierLoad:
 
 
 class RoundContext(NamedTuple):
-    """What is known about a request, load aside, when a round of it is planned: few rounds have another one."""
+    """Properties of a request besides load that plans depend on; equal for most rounds."""
 
-    # Whether a drafter is connected that works for this request.
+    # Whether a drafter is connected for this request.
     has_drafter: bool
-    # The request's own limit of nodes, where it has one.
+    # The request's own bound of nodes.
     requested_nodes: int | None = None
-    # Speculate whatever the load.
+    # Speculate regardless of load.
     forced: bool = False
     # A pass computes its rows in multiples of this.
     row_multiple: int = 1
-    # Kinds of the drafters that are there, where there are several of which some may be left out.
+    # Kinds of the connected drafters, if several and some may be left out.
     sources: tuple[str, ...] = ()
 
 
-# The load of a verifier that has not told it yet.
+# Load before the first report.
 UNKNOWN_LOAD = VerifierLoad()
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed.
+    """Limits of a round, and the multiple in which its rows (root and nodes) are computed.
 
-    With `max_nodes` 0 drafters are not asked for anything, and else those of the kinds in `left_out` are not.
-    `row_price` is what a node has to be worth, in tokens; 0 while that is not known.
+    With `max_nodes` 0 no drafter is asked, otherwise all but the kinds in `left_out`. `row_price` is the least value of
+    a node in tokens; 0 if unknown.
     """
 
     max_nodes: int
@@ -56,61 +56,61 @@ class RoundPlan:
     row_price: float = 0.0
 
 
-# Plans are immutable, and few differ: most rounds get one that is there already.
+# Plans are immutable and few differ, so they are cached.
 round_plan = lru_cache(maxsize=256)(RoundPlan)
 
 
 @dataclass(frozen=True)
 class DraftGain:
-    """Accepted tokens of so many rounds that had asked for drafts, in all, those of a usual draft being 1."""
+    """Accepted tokens in `rounds` rounds that asked for drafts, in units of a usual draft's."""
 
     rounds: int = 0
     total: float = 0.0
 
 
 class RequestPlanner(Protocol):
-    """Plans one request's rounds; called several times per round, so it has to be quick."""
+    """Plans one request's rounds. Called several times per round, so it must be fast."""
 
     def runs_on(self, verifier: str) -> None:
-        """The request was opened on the verifier at this address, for the first time or anew."""
+        """The request was opened on the verifier at this address, for the first time or again."""
 
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        """The next round's limits; `load` is the verifier's."""
+        """Limits of the next round under the verifier's `load`."""
 
     def tree_arrived(self, took_s: float | None = None) -> None:
-        """A draft has come, in time or late, so long after its drafter was told of the outcome that it follows."""
+        """A draft arrived, in time or late, `took_s` seconds after its drafter was told of the preceding outcome."""
 
     def select(self, tree: TokenTree) -> TokenTree:
-        """The nodes of a draft that are worth their rows. Not for sampled trees, which travel whole."""
+        """Nodes of a draft worth their rows. Not for sampled trees, which are sent whole."""
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
-        """Learn from a round: the trees sent for it, and whether drafters had been asked for one."""
+        """Learn from a round: the trees sent for it, and whether drafters were asked."""
 
     def know(self, known: DraftGain) -> None:
-        """Take what drafts of requests with the same beginning have gained; it may come at any time."""
+        """Add records of requests with the same beginning; may be called at any time."""
 
     @property
     def gain(self) -> DraftGain:
-        """What drafts of this request have gained."""
+        """Record of this request's drafts."""
 
     def close(self) -> None:
-        """The request has ended."""
+        """End the request."""
 
 
 class Planner(Protocol):
-    """Plans every request."""
+    """Plans all requests."""
 
     def follow(self, is_greedy: bool, priority: int = 0) -> RequestPlanner:
-        """The plans of a request that begins now."""
+        """Plans of a new request."""
 
     def follow_apart(self) -> RequestPlanner:
-        """The plans of one that forces speculation with sources of its own choice: no measure of what others gain."""
+        """Plans of a request that forces speculation with its own choice of sources, and is not learned from."""
 
 
 class FixedPlanner:
-    """The same budget and linger for every round, as long as there is a drafter to wait for.
+    """Same budget and linger for every round with a drafter.
 
-    A drafter whose trees do not come in time is the verifier's to notice: it stops waiting by itself.
+    The verifier itself stops waiting for drafters whose trees do not come in time.
     """
 
     def __init__(self, max_nodes: int, linger_us: int) -> None:
@@ -118,34 +118,34 @@ class FixedPlanner:
         self.linger_us = linger_us
 
     def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
-        """Every request is planned alike."""
+        """The same plan for all requests."""
         return self
 
     def follow_apart(self) -> FixedPlanner:
-        """Every request is planned alike."""
+        """The same plan for all requests."""
         return self
 
     def runs_on(self, verifier: str) -> None:
-        """Every verifier is planned alike."""
+        """The same plan for all verifiers."""
 
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        """The fixed plan; no linger where no draft can come."""
+        """The fixed plan; no linger without a drafter."""
         nodes, multiple = self.limits(round_context, load)
         waits = round_context.has_drafter and nodes > 0
         return round_plan(nodes, self.linger_us if waits else 0, multiple)
 
     def limits(self, round_context: RoundContext, load: VerifierLoad) -> tuple[int, int]:
-        """The most nodes of a round, and the multiple in which its rows are computed."""
+        """Upper bound of a round's nodes, and the multiple in which its rows are computed."""
         requested = round_context.requested_nodes
         nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)
-        # In company a sequence shares its multiple with others, and what fills it is not free.
+        # In a batch the multiple is shared with other sequences, and filling it is not free.
         return nodes, round_context.row_multiple if load.batch_size <= 1 else 1
 
     def tree_arrived(self, took_s: float | None = None) -> None:
         """Nothing is learned."""
 
     def select(self, tree: TokenTree) -> TokenTree:
-        """All of it."""
+        """All nodes."""
         return tree
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:

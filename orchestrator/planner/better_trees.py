@@ -1,4 +1,4 @@
-"""Waiting for the better tree: of one request's drafters, a quick one's tree need not begin the round at once."""
+"""Waiting for a better tree: with several drafters, the first tree need not begin the round at once."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from collections.abc import Callable, Collection, Sequence
 from coppice.core.tree import ROOT, TokenTree
 from orchestrator.planner.source_records import SourceRecords
 
-# Trees are compared by so many tokens after the length that they were made for.
+# Trees are compared on this many tokens after their base.
 COMPARED_TOKENS = 16
-# The share of the verifier's own wait that a tree may be kept for: it has to be there before that ends.
+# Share of the verifier's linger for which a tree may be held; it must be sent before that ends.
 _SHARE_OF_LINGER = 0.8
-# Weight of a round in the request's own pace.
+# Weight of a round in the request's own rate.
 _RATE = 0.2
 
 
 class BetterTrees:
-    """Decides whether a tree waits for another one, which may be the better, and sees to it that it does not for long.
+    """Decides whether a request's tree is held for another, possibly better one, and for how long.
 
-    Several drafters draft at the same time, and whichever tree comes first would begin the round: mostly that of the
-    least drafter. What waits is only that tree; the verifier starts without any when its linger ends.
+    Drafters run concurrently, and the first tree, mostly the smallest drafter's, would begin the round. Only the tree
+    is held; the verifier starts without one when its linger ends.
     """
 
     def __init__(
         self, records: SourceRecords, release: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`release` is called when what was waited for has not come."""
+        """`release` is called if the awaited trees do not come."""
         self._records = records
         self._release = release
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
-        # By committed length: each source's tree for it.
+        # Trees by committed length and source.
         self._trees: dict[int, dict[str, TokenTree]] = {}
-        # Sources that have drafted for this request: before its first tree one may have a prompt to read.
+        # Sources that have drafted for this request; the first tree may include a prompt's prefill.
         self._have_drafted: set[str] = set()
         self._last_s: float | None = None
         self._tokens = self._seconds = 0.0
 
     @property
     def are_awaited(self) -> bool:
-        """Whether a tree that has come waits now."""
+        """Whether a tree is held now."""
         return self._timer is not None
 
     def came(self, source: str, base_length: int, tree: TokenTree, took_s: float | None, length: int) -> None:
-        """A source's tree for a committed length has come, in time or late: there are `length` tokens now."""
+        """Record a source's tree for `base_length`, in time or late; `length` tokens are committed now."""
         if took_s is not None and source in self._have_drafted:
             self._records.took(source, took_s)
         self._have_drafted.add(source)
@@ -55,9 +55,9 @@ class BetterTrees:
     def await_for(
         self, there: Collection[str], asked: Collection[str], took_s: float | None, linger_s: float, num_requests: int
     ) -> bool:
-        """Whether the trees that are there wait for those of others that were asked; from then on they do.
+        """Whether to hold the trees that are there for those of other asked sources; if so, starts the timer.
 
-        `linger_s` is how long the verifier waits for a tree, `num_requests` how many requests wait with this one.
+        `linger_s` is the verifier's linger, `num_requests` the number of requests that wait together.
         """
         self.let_go()
         missing = [source for source in asked if source not in there and source in self._have_drafted]
@@ -73,13 +73,13 @@ class BetterTrees:
         return True
 
     def let_go(self) -> None:
-        """Nothing waits any more."""
+        """Stop holding."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def committed(self, num_new: int, tokens: Sequence[int]) -> None:
-        """A round is over: so many of these tokens are new. Compare the trees that enough is known for."""
+        """Record a round with `num_new` new tokens at the end, and compare trees once enough tokens are known."""
         now_s = self._clock()
         if self._last_s is not None:
             self._tokens += num_new - _RATE * self._tokens
@@ -97,7 +97,7 @@ class BetterTrees:
 
 
 def _num_right(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """How many of these tokens in a row the tree has."""
+    """Number of leading `tokens` that the tree contains as a path."""
     node = ROOT
     for number, token in enumerate(tokens):
         child = tree.children.get((node, token))

@@ -1,4 +1,4 @@
-"""Formulas of the planner: the nodes that are worth their rows, and the longest wait that a draft is worth."""
+"""Formulas of the planner: nodes worth their rows, and the longest worthwhile wait for a draft."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The best selection: a node belongs to it if its path probability is at least `price`, in tokens per row.
+    """Optimal selection: all nodes with path probability of at least `price`, in tokens per row.
 
-    `rows` are those of the selected nodes, `gain` the tokens that they are expected to give.
+    `rows` is the number of selected nodes, `gain` their expected accepted tokens.
     """
 
     price: float
@@ -22,16 +22,16 @@ class Budget:
 def best_budget(
     nodes: Iterable[tuple[float, float]], tokens: float, time_s: float, row_s: float, max_rows: float = float("inf")
 ) -> Budget:
-    """The selection of nodes that gives the most tokens per second.
+    """Selection of nodes that maximises tokens per second.
 
-    `nodes` are (path probability, how many) from the likeliest down, of all requests together; `tokens` and `time_s`
-    are those of the pass without any node, and each row adds `row_s`.
+    `nodes` are (path probability, count) in descending order over all requests; `tokens` and `time_s` are those of the
+    pass without nodes, and each row adds `row_s`.
 
-    Why this is the optimum: a selection S yields (tokens + sum of its path probabilities) / (time_s + row_s |S|). For
-    each size the likeliest nodes are best, and since a node is never likelier than its parent they always form trees.
-    Adding a node that gives v in row_s raises the ratio exactly when v / row_s is above it. From the likeliest down,
-    v falls and the ratio rises until they meet; from there on every node lowers it. The price is where they meet,
-    rate x row_s: it is a fixed point, and a request that knows it can select its own nodes without the others'.
+    Proof: a selection S yields (tokens + sum of its path probabilities) / (time_s + row_s |S|). For each size the
+    likeliest nodes are best, and since a node is never likelier than its parent they form trees. A node of value v
+    raises the ratio if and only if v / row_s is above it. In descending order, v falls and the ratio rises until they
+    meet; every further node lowers it. The price is v at that point, rate x row_s: a fixed point, by which each request
+    can select its own nodes without knowing the others'.
     """
     rows = gain = 0.0
     rate = tokens / time_s
@@ -46,10 +46,10 @@ def best_budget(
 
 
 def worthwhile_linger_s(gain: float, rate: float, num_running: int) -> float:
-    """The longest wait that a draft of `gain` expected tokens makes good, at `rate` tokens per second of all requests.
+    """Longest wait that a draft of `gain` expected tokens is worth, at `rate` tokens per second of all requests.
 
-    A round that stays out while others go on misses its share of the rate, rate / num_running; where all of them wait,
-    all of the rate is lost, and all of their drafts gained. Both give the same limit. For one request alone it says:
-    (1 + gain) / (wait + pass) >= 1 / pass.
+    A round left out while others continue loses its share of the rate, rate / num_running; if all wait, the whole rate
+    is lost and all drafts are gained. Both give the same bound. For a single request: (1 + gain) / (wait + pass) >= 1 /
+    pass.
     """
     return gain * num_running / rate

@@ -1,4 +1,4 @@
-"""The time of a round, learned from the passes of one verifier: the pass, the time around it, and missed passes."""
+"""Cost model of a verifier's rounds, learned from its passes: pass time, time between passes, and missed passes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ import numpy as np
 from orchestrator.planner.passes import PassSample
 from orchestrator.planner.regression import Evidence, RobustRegression
 
-# After how many passes an observation weighs half, for what follows the load and for what lasts.
+# Half-life of observations, in passes, of load-dependent and of lasting effects.
 RECENT_PASSES = 48
 LASTING_PASSES = 2000
-# A difference of this many seconds is nothing unusual for a pass or the time between two.
+# Errors up to this many seconds are normal for a pass or a gap.
 _NORMAL_ERROR_S = 0.0005
 # Passes between two fits while the load is about the same.
 PASSES_PER_FIT = 4
-# Drafters on the same cores slow passes down, but by no more than this.
+# Drafters on the same cores slow passes down, to at most twice the time.
 LEAST_PLAIN_SHARE = 0.5
-# Missed passes of a round: more than this is no wait for a draft but something else.
+# Upper bound of missed passes per round; more have other causes than drafts.
 _MOST_MISSED = 8
-# Borrowed costs: so many passes are compared. If most of them took more than this many times what was expected, or less
-# than that part of it, the costs are those of another machine. Prompts and what else begins with a process make single
-# passes odd.
+# Borrowed costs are discarded if the median ratio of this many passes' times to the predicted ones is above MOST_RATIO
+# or below its inverse. Single passes may be outliers at a process's start.
 CHECKED_PASSES = 7
 MOST_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Marginal times in seconds: of a further row, sequence, and sequence that asks for drafts (its rows aside).
+    """Marginal times in seconds: of another row, sequence, and asking sequence (without its rows).
 
-    Where everyone asks, a pass waits for the drafts, and one that asks costs `asking_jointly_s`. Where only some do,
-    the others go on without them.
+    If all ask, passes wait for drafts, and an asking sequence costs `asking_jointly_s`. Otherwise passes do not wait.
     """
 
     row_s: float = 0.0
@@ -43,11 +41,11 @@ class Costs:
 
 
 class CostModel:
-    """Time of a round = pass(rows, sequences, context, asking) + gap(sequences, asking), both linear here and now.
+    """Round time = pass(rows, sequences, context, asking) + gap(sequences, asking), both locally linear.
 
-    Drafters cost more than rows: the round lingers for them, and on a shared machine they slow the pass down. So the
-    interval between passes is what counts. It is split because the pass is known exactly and teaches the price of rows
-    much faster than the interval, which waiting makes noisy; and rows that are there already cost the pass alone.
+    Drafts cost more than rows: rounds linger for them, and on a shared machine drafters slow passes down, so intervals
+    between passes count. They are split because pass times are exact and teach the row price much faster than
+    intervals, which lingering makes noisy; and because more rows do not lengthen the gap.
     """
 
     def __init__(self) -> None:
@@ -62,15 +60,15 @@ class CostModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to plan with."""
+        """Whether passes and gaps were observed."""
         return self._knows_passes and self._knows_gaps
 
     def evidence(self) -> tuple[Evidence, Evidence]:
-        """What was seen of passes, and of the time between them."""
+        """Statistics of passes and gaps."""
         return self._pass.evidence(), self._gap.evidence()
 
     def restore(self, evidence: tuple[Evidence, Evidence]) -> None:
-        """Begin with what was seen elsewhere."""
+        """Start from another model's statistics."""
         in_pass, around = evidence
         self._pass.restore(in_pass)
         self._gap.restore(around)
@@ -78,10 +76,10 @@ class CostModel:
         self._fit()
 
     def add(self, record: PassSample) -> bool:
-        """Learn from a pass; whether the costs have changed."""
+        """Learn from a pass; returns whether costs were fitted anew."""
         if not record.reads_prompt:
-            # Hundreds of rows cost less each than a few do, and requests ask for no drafts while they are read: what
-            # such passes take would be put down to that.
+            # Prefill rows are cheaper per row than a few draft rows, and prefilling requests do not ask for drafts:
+            # such passes would bias both coefficients.
             self._pass.add(_pass_features(record), record.pass_s)
             self._knows_passes = True
         if record.gap_s is not None:
@@ -98,14 +96,14 @@ class CostModel:
         return is_due
 
     def pass_s(self, record: PassSample) -> float:
-        """What a pass like this one is expected to take."""
+        """Expected duration of a pass of this shape, in seconds."""
         return max(1e-6, float(self._pass.coefficients @ _pass_features(record)))
 
     def plain_round_s(self, num_rounds: float, context: float) -> float:
-        """The interval between passes of so many sequences and no drafts.
+        """Expected interval between passes of `num_rounds` sequences without drafts, in seconds.
 
-        While all passes had drafts this is a guess far from what was seen, and not believed below LEAST_PLAIN_SHARE of
-        what passes take where all ask for drafts, rows aside.
+        An extrapolation while all passes had drafts, so bounded below by LEAST_PLAIN_SHARE of the duration of passes in
+        which all ask, without draft rows.
         """
         alone = [1.0, num_rounds, 0.0, context / 1000]
         in_pass = self._pass.coefficients
@@ -129,70 +127,70 @@ def _pass_features(record: PassSample) -> tuple[float, ...]:
 
 
 class MissedPasses:
-    """Missed passes per round that asks for a draft, linear in how many ask: drafters serve them one after another.
+    """Missed passes per asking round, linear in the number that ask: drafters serve requests one after another.
 
-    One more that asks waits itself, and makes all the others wait longer. So what it costs is not the mean, but the
-    mean and once more what grows with the number.
+    Another asking request waits itself and lengthens all others' waits. Its cost is therefore the mean plus the slope's
+    part once more.
     """
 
     def __init__(self) -> None:
-        # Of passes that go on without those who wait, and of passes that wait for everybody. Constant, asking.
+        # Of passes that do not wait for drafts, and of joint ones. Constant, asking.
         self._regressions = {
             is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
         }
-        # Of the pass that goes on: rounds that had asked for a draft, and the passes that they missed.
+        # Of the current pass: asking rounds, and passes that they missed.
         self.num_rounds = 0
         self._missed = 0
 
     def evidence(self) -> tuple[Evidence, Evidence]:
-        """What was seen where some ask, and where everybody does."""
+        """Statistics of passes that do not wait, and of joint ones."""
         return self._regressions[False].evidence(), self._regressions[True].evidence()
 
     def restore(self, evidence: tuple[Evidence, Evidence]) -> None:
-        """Begin with what was seen elsewhere."""
+        """Start from another model's statistics."""
         for is_joint, one in zip((False, True), evidence, strict=True):
             self._regressions[is_joint].restore(one)
 
     def count(self, num_passes: int) -> None:
-        """One of the rounds ended so many passes after the one before it."""
+        """Count a round that ended `num_passes` passes after its previous one."""
         self._missed += min(_MOST_MISSED, num_passes - 1)
 
     def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
-        """Learn from what was counted for a pass, if it is typical."""
+        """Learn from the counts of a pass if it is typical, and reset them."""
         if self.num_rounds and is_typical:
             self._regressions[is_joint].add((1.0, num_asked), self._missed / self.num_rounds)
         self._missed = self.num_rounds = 0
 
     def solve(self) -> None:
-        """Fit again."""
+        """Fit the regressions."""
         for regression in self._regressions.values():
             regression.solve()
 
     def jointly(self, num_asked: float) -> float:
-        """Per round, where so many ask and everybody else does, too."""
+        """Missed passes per round, if `num_asked` sequences ask and all others do too."""
         constant, slope = map(float, self._regressions[True].coefficients)
         return max(0.0, constant + slope * num_asked)
 
     def of_one_more(self, num_asked: float, is_joint: bool) -> float:
-        """In all, when one more asks with so many."""
+        """Total missed passes added by another asking sequence."""
         constant, slope = map(float, self._regressions[is_joint].coefficients)
         return max(0.0, constant + (2 if slope > 0 else 1) * slope * num_asked)
 
 
 class BorrowedCosts:
-    """Compares the first passes with what was expected of them."""
+    """Compares the first passes with the predictions of borrowed costs."""
 
     def __init__(self, costs: CostModel) -> None:
-        """`costs` are as they were learned elsewhere, and learn nothing more."""
+        """`costs` are the borrowed ones; they are not updated."""
         self._costs = costs
         self._ratios: list[float] = []
 
     @property
     def is_checked(self) -> bool:
-        """Whether there is nothing more to find out."""
+        """Whether enough passes were compared."""
         return len(self._ratios) >= CHECKED_PASSES
 
     def are_refuted_by(self, record: PassSample) -> bool:
-        """Take a pass in; whether it is the one that shows that the costs are wrong."""
+        """Compare a pass; returns whether it completes the refutation."""
         self._ratios.append(record.pass_s / self._costs.pass_s(record))
         return self.is_checked and not 1 / MOST_RATIO <= statistics.median(self._ratios) <= MOST_RATIO

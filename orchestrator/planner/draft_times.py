@@ -1,4 +1,4 @@
-"""Times of drafts: when drafters were asked for them, and how long they take, the way to the verifier included."""
+"""Durations of drafts: from the request to the drafter's reply, and with the transfer to the verifier."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Outcomes after which a draft may still come.
+# Upper bound of pending committed lengths.
 _MOST = 64
-# Drafts, and waits, that are looked back at. The quickest of them count: a slow hour of the drafter's, or others that a
-# pass waited for, say little of the next.
+# Drafts and waits remembered. Their minimum is used: slow drafts and passes that waited for others do not predict the
+# next.
 _LATEST = 32
-# Fewer say nothing.
+# Least observations before results are used.
 _FEWEST = 4
-# By how much longer than a wait that was in vain its draft would have needed is not known: by this share, at least.
+# Wait assumed for a draft that missed its linger: longer by this share.
 _BEYOND = 0.1
 
 
 class AskTimes:
-    """By committed length, when the first drafter was told of the outcome that made it so many."""
+    """Times at which the first drafter was told of an outcome, by committed length."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times: dict[int, float] = {}
-        # Those of them after which a draft has come.
+        # Lengths that a draft has arrived for.
         self._answered: set[int] = set()
 
     def note(self, length: int) -> None:
-        """A drafter is told, now."""
+        """Record that a drafter is told of this committed length now."""
         if length not in self._times:
             if len(self._times) >= _MOST:
                 oldest = next(iter(self._times))
@@ -36,12 +36,12 @@ class AskTimes:
             self._times[length] = self._clock()
 
     def elapsed_s(self, length: int) -> float | None:
-        """Seconds since; None where nobody was asked."""
+        """Seconds since `note(length)`; None without one."""
         asked_s = self._times.get(length)
         return None if asked_s is None else self._clock() - asked_s
 
     def first_took_s(self, length: int) -> float | None:
-        """As `elapsed_s`, for the first draft after this length; None where one has come before."""
+        """`elapsed_s` for the first draft of this length; None for later ones."""
         if length in self._answered or length not in self._times:
             return None
         self._answered.add(length)
@@ -49,40 +49,39 @@ class AskTimes:
 
 
 class DraftTimes:
-    """What a draft takes at its drafter, and on the way between verifier and orchestrator.
+    """Durations of drafts at the drafter, and of the transfer between verifier and orchestrator.
 
-    A round waits from when the verifier has its last outcome to when it has the draft. That is longer than the
-    orchestrator sees its drafter take: by the outcome's way here and the tree's way back. The way is learned from
-    rounds that waited: one that began with the draft made for it tells it exactly, one that waited in vain that it is
-    longer than that. It is taken to be 0 until some have, and to stay what it was while nobody waits.
+    A round waits from its last outcome at the verifier until the draft arrives there: the drafter's duration as seen by
+    the orchestrator, plus the outcome's and the tree's transfer. The transfer is learned from rounds that waited:
+    exactly from one that began with its draft, as a lower bound from one whose draft was late. It is 0 before the
+    first, and kept while no round waits.
     """
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_LATEST)
-        # Of rounds that waited: seconds on the way, and whether they are that or more.
+        # Of rounds that waited: transfer time in seconds, and whether exact or a lower bound.
         self._ways: deque[tuple[float, bool]] = deque(maxlen=_LATEST)
-        # From when a drafter was told of an outcome to when its draft after it was here: what the quickest of the
-        # latest took; 0 while hardly any is known.
+        # From telling a drafter of an outcome to its draft's arrival: minimum of recent ones; 0 if too few.
         self.quickest_s = 0.0
-        # From the verifier to here and back.
+        # Transfer from the verifier to the orchestrator and back.
         self.way_s = 0.0
 
     @property
     def needed_s(self) -> float:
-        """The least that a round has to wait for its draft."""
+        """Least linger with which a round gets its draft, in seconds."""
         return self.quickest_s + self.way_s
 
     def add(self, seconds: float) -> None:
-        """A draft has come, in time or late."""
+        """Record a draft's duration, in time or late."""
         self._latest.append(seconds)
         if len(self._latest) >= _FEWEST:
             self.quickest_s = min(self._latest)
 
     def waited(self, waited_s: float, took_s: float, *, was_in_time: bool) -> None:
-        """A round waited so long, whose draft took `took_s`, and began with that, or without."""
+        """Record a linger of `waited_s` for a draft that took `took_s`, and whether the draft was in time."""
         way_s = waited_s - took_s if was_in_time else (1 + _BEYOND) * waited_s - took_s
         if way_s < 0:
-            # It began with something else, or the drafter was slow: that says nothing.
+            # The round began with another draft, or the drafter was slow: no information.
             return
         self._ways.append((way_s, was_in_time))
         if len(self._ways) >= _FEWEST:

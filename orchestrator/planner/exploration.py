@@ -1,4 +1,4 @@
-"""The small share of rounds that is spent on finding out whether the other way would be better by now. Seeded."""
+"""Exploration: a small share of rounds that tests whether the alternative is better by now. Seeded."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import random
 
 from orchestrator.planner.passes import FULL_SHARE
 
-# Where drafting pays: so many passes in a row without it, for everyone, after those that requests miss which still
-# wait. The first pause comes soon, in company sooner, since before it the cost of drafting is not known; to each
-# further one it takes twice as long.
+# While drafting pays: pauses of this many passes without drafts for all requests, after passes for which requests still
+# wait. The first pause comes early, earlier with several requests, since before it the cost of drafting is unknown; the
+# intervals double.
 PAUSE_PASSES = 4
 LONGEST_PAUSE = 16
-# When many requests have begun at once: as many as it takes to know what plain passes reach now.
+# Pause when many requests have begun at once, long enough to measure plain passes.
 NEW_LOAD_PAUSE_PASSES = 8
 FIRST_PAUSE_AFTER = 32
 FIRST_PAUSE_IN_COMPANY_AFTER = 12
 LONGEST_BETWEEN_PAUSES = 384
-# Where it does not pay: it is tried for so many rounds in a row, after those in which drafters catch up, as often as
-# this share of the time allows, which falls to the lower one while trials show no gain. Up to so many running requests
-# try together, since drafts that everybody waits for are another thing than drafts that one request misses passes for.
-# Of more, one tries alone, because drafters would have to catch up with all of them.
-# What one that tries alone is charged, as a share of the time: it holds up the others a little.
+# While drafting does not pay: trials of this many rounds, after those in which drafters prefill, within this share of
+# the time, which falls to the lowest one while trials show no gain. Up to MOST_TOGETHER running requests try together,
+# since joint drafting behaves differently from one request that misses passes. Of more, one tries alone, because
+# drafters would have to prefill all of them. A trial of one is charged ALONE_CHARGE of the time: it delays others a
+# little.
 TRIAL_ROUNDS = 8
 LONGEST_TRIAL = 128
 FIRST_TRIAL_SHARE = 0.03
 LOWEST_TRIAL_SHARE = 0.0075
 MOST_TOGETHER = 16
 ALONE_CHARGE = 0.25
-# All of more than a few try again when one alone has found a gain, or after so many that have not: drafters have to
-# catch up with each, and of many that takes seconds in which everything is slower.
+# Above FEW_TOGETHER requests, all try again only after one alone found a gain, or after this many that did not:
+# prefilling for many takes seconds in which everything is slower.
 FEW_TOGETHER = 4
 TRIALS_ALONE = 16
-# A load that has changed by this factor is another one.
+# Factor by which the number of requests changes before trials start over.
 OTHER_LOAD = 4.0
 
 
 class Exploration:
     """Decides when to pause drafting and when to try it again.
 
-    Pauses soon take about 1 % of passes, and trials between 3 % and less than 1 % of the time. Who tries alone is drawn
-    by lot, so that no request is written off for good, whatever its record.
+    In the long run pauses take about 1 % of passes, and trials from 3 % down to less than 1 % of the time. A request
+    that tries alone is drawn at random, so that none is excluded for good.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,33 +50,33 @@ class Exploration:
         self._pause_left = self._pause_passes = 0
         self._trial_left = self._trial_passes = 0
         self._trial_share = FIRST_TRIAL_SHARE
-        # Time that trials may take; at first, and when the load has changed, one may begin at once.
+        # Time budget of trials; at first and after a change of load, one may begin at once.
         self._credit_s = 0.0
         self._owes_trial = True
         self._alone_chance = 0.0
         self._num_alone = 0
-        # Trials of one alone that come before the next one of all.
+        # Trials of one request left before the next joint one.
         self._num_alone_first = 0
-        # Since the start: pauses, trials of all, and of one alone.
+        # Totals: pauses, joint trials, and trials of one request.
         self.num_pauses = self.num_trials = self.num_trials_alone = 0
 
     @property
     def is_pausing(self) -> bool:
-        """Whether nobody drafts now."""
+        """Whether no request drafts now."""
         return self._pause_left > 0
 
     @property
     def is_trying(self) -> bool:
-        """Whether everybody drafts now."""
+        """Whether all requests draft now."""
         return self._trial_left > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether everybody does what pays."""
+        """Whether there is neither a pause nor a joint trial."""
         return not self._pause_left and not self._trial_left
 
     def pause(self) -> None:
-        """Let nobody draft for the next passes, since the load is another one; unless something is tried already."""
+        """Pause drafting after a change of load, unless a pause or trial runs."""
         if not self._trial_left and not self._pause_left:
             self._pause_left, self._pause_passes = NEW_LOAD_PAUSE_PASSES, 0
 
@@ -93,11 +93,10 @@ class Exploration:
         is_settled: bool,
         ran_as_planned: bool = True,
     ) -> bool:
-        """A pass of so many rounds that took so long has ended, of which so many had asked for drafts.
+        """Count a pass, `num_asked` of its rounds asking for drafts; returns whether it ends a joint trial.
 
-        `is_settled` says that drafters have caught up with those who ask, `ran_as_planned` that the verifier had heard
-        who is to ask. Only then it counts as one that was to be tried.
-        Returns whether a trial of all has ended with it.
+        `is_settled`: drafters have prefilled all asking requests. `ran_as_planned`: the verifier knew which requests
+        ask. Only then the pass counts for a pause or trial.
         """
         if num_running and not 1 / OTHER_LOAD < num_running / self._load < OTHER_LOAD:
             self._load = float(num_running)
@@ -129,7 +128,7 @@ class Exploration:
         return False
 
     def tries_alone(self) -> bool:
-        """Whether a request that does not draft tries it for its next rounds; asked once in each of its rounds."""
+        """Whether a request that does not draft begins a trial; to be called once per round of it."""
         if self._num_alone > 0 or self._random.random() >= self._alone_chance:
             return False
         self._owes_trial = False
@@ -139,11 +138,11 @@ class Exploration:
         return True
 
     def tried_alone(self) -> None:
-        """The request that tried alone is done, or has ended."""
+        """End a trial of one request, or of a request that ended."""
         self._num_alone -= 1
 
     def trial_over(self, found_gain: bool) -> None:
-        """Try again soon, or rather later."""
+        """Set the share of time for trials by the result of one."""
         if found_gain:
             self._num_alone_first = 0
         self._trial_share = FIRST_TRIAL_SHARE if found_gain else max(LOWEST_TRIAL_SHARE, 0.75 * self._trial_share)

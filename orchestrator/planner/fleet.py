@@ -1,4 +1,4 @@
-"""Adaptive plans on several verifiers."""
+"""Adaptive planners for several verifiers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.planner.value_model import UsualGains, ValueModel
 
 
 class FleetPlanner:
-    """One adaptive planner for each verifier, since passes, costs and prices are a verifier's own.
+    """One adaptive planner per verifier, since passes, costs and prices differ by verifier.
 
-    What drafts are worth is about drafters and texts: that they learn together. A request belongs to the planner of the
-    verifier that it runs on, and moves when it is opened on another.
+    Values of drafts depend on drafters and texts and are learned together. A request belongs to the planner of its
+    verifier, and moves when it is opened on another.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class FleetPlanner:
         clock: Callable[[], float] = time.monotonic,
         is_usable: Callable[[str], bool] = lambda address: True,
     ) -> None:
-        """`verifiers` are their addresses, no two alike; `is_usable` says whether requests can go to one now."""
+        """`verifiers` are distinct addresses; `is_usable` says whether requests can go to one now."""
         self._is_usable = is_usable
         values, gains = ValueModel(), UsualGains()
         self.planners = {
@@ -35,18 +35,18 @@ class FleetPlanner:
         }
 
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
-        """The plans of a request that begins now; until it runs somewhere, the least busy verifier's."""
+        """Plans of a new request; until it is opened on a verifier, those of the least busy one."""
         usable = [planner for address, planner in self.planners.items() if self._is_usable(address)]
         least_busy = min(usable or self.planners.values(), key=lambda planner: planner.num_begun)
         return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
 
     def follow_apart(self) -> FixedPlanner:
-        """The fixed plan, which all verifiers have."""
+        """The fixed plan, the same for all verifiers."""
         return next(iter(self.planners.values())).fixed
 
 
 def adaptive_planners(planner: Planner, verifiers: Sequence[str]) -> Mapping[str, AdaptivePlanner]:
-    """The planners that learn, by the address of their verifier; none of a fixed one."""
+    """Adaptive planners by address of their verifier; empty for a fixed planner."""
     if isinstance(planner, FleetPlanner):
         return planner.planners
     return {verifiers[0]: planner} if isinstance(planner, AdaptivePlanner) else {}

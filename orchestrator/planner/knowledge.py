@@ -1,4 +1,4 @@
-"""Knowledge of a planner as plain data and as bytes, with which another planner may begin."""
+"""Learned state of a planner as plain data and bytes, from which another planner can start."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from orchestrator.planner.value_model import DEEPEST, NUM_BINS, SourceEvidence, 
 
 MAX_SOURCES = 16
 MAX_SOURCE_BYTES = 64
-# Features of the regressions: of a pass, of the time between two, and of missed passes.
+# Features of the regressions: pass, gap, and missed passes.
 PASS_FEATURES, GAP_FEATURES, MISSED_FEATURES = 5, 4, 2
 VERSION = 1
-# Kinds of the prefix cache's values are lower.
+# Lower kinds are values of the prefix cache.
 _KNOWLEDGE = 16
 _CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Costs, missed passes, values and usual gains, fields as in the models that know them.
+    """Costs, missed passes, values and usual gains; fields as in their models.
 
-    All are means and weights of a machine, a target and its drafters, and say nothing of any prompt. `gains` are
-    relative to a usual draft: of all requests, of greedy ones and of others; `context` is the usual committed length.
+    All are means and weights of a machine, a target and its drafters, without prompt contents. `gains` are relative to
+    a usual draft: of all requests, greedy ones and others; `context` is the mean committed length.
 
     Raises:
-        ValueError: other features than the models have, too many sources, or a number that nothing could give.
+        ValueError: wrong features, too many sources, or impossible numbers.
     """
 
     costs: tuple[Evidence, Evidence]
@@ -51,7 +51,7 @@ class Knowledge:
 
 
 def encode_knowledge(knowledge: Knowledge) -> bytes:
-    """Knowledge as bytes: some 500, and 130 per source."""
+    """Serialize, in about 500 bytes plus 130 per source."""
     names = [name.encode() for name in knowledge.trees.sources]
     numbers = [*knowledge.gains, knowledge.context]
     for evidence in (*knowledge.costs, *knowledge.missed):
@@ -65,10 +65,10 @@ def encode_knowledge(knowledge: Knowledge) -> bytes:
 
 
 def decode_knowledge(value: bytes) -> Knowledge:
-    """Bytes as knowledge.
+    """Deserialize.
 
     Raises:
-        ValueError: they are none.
+        ValueError: invalid bytes.
     """
     sealed, checksum = value[:-_CHECKSUM_BYTES], value[-_CHECKSUM_BYTES:]
     if len(sealed) < 3 or tuple(sealed[:2]) != (VERSION, _KNOWLEDGE):

@@ -1,30 +1,30 @@
-"""Load of the running requests: the weight of their latency classes, and prompts that wait to be read."""
+"""Load of running requests: weights of their latency classes, and prompts waiting for prefill."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-# A step of priority counts so much more, and steps beyond these make no difference.
+# Factor of a token's weight per step of priority, and bound of steps.
 WEIGHT_PER_STEP = 2.0
 MOST_STEPS = 2
-# So many prompts at a time are read on the side.
+# Up to this many waiting prompts are ignored.
 FEW_PROMPTS = 4
-# Sequences that wait longer than this wait for room rather than for others' prompts, and drafting may give them some.
+# Sequences that wait longer lack KV blocks, not prefill, and drafting may help.
 LONGEST_S = 10.0
 
 
 def class_weight(priority: int) -> float:
-    """What a token counts: twice as much for each step of priority, from 1/4 at -2 and below to 4 at 2 and above.
+    """Weight of a token: doubles per step of priority, from 1/4 at -2 and below to 4 at 2 and above.
 
-    Interactive requests are those of higher priority than others. What is maximised is the weighted sum of tokens per
-    second, so that only ratios of weights count: where all requests have one priority, classes change nothing.
+    Interactive requests have higher priority than others. The objective is the weighted sum of tokens per second, so
+    only ratios matter: with one priority for all requests, weights change nothing.
     """
     return float(WEIGHT_PER_STEP ** max(-MOST_STEPS, min(MOST_STEPS, priority)))
 
 
 class ClassWeights:
-    """The mean weight of the requests that have begun and not ended, and its logarithm."""
+    """Mean weight of open requests, and its log."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -33,15 +33,15 @@ class ClassWeights:
         self.log_mean = 0.0
 
     def add(self, weight: float) -> None:
-        """A request begins."""
+        """Add a request."""
         self._num += 1
         self._sum += weight
         self._solve()
 
     def remove(self, weight: float) -> None:
-        """A request has ended."""
+        """Remove a request."""
         self._num -= 1
-        # Weights are powers of two, so that sums of them are exact.
+        # Exact: weights are powers of two.
         self._sum -= weight
         self._solve()
 
@@ -51,21 +51,21 @@ class ClassWeights:
 
 
 class PrefillPressure:
-    """Counts requests whose prompts the verifier has still to read.
+    """Requests whose prompts the verifier has not prefilled yet.
 
-    A pass that reads a prompt starts at once, without those who wait for their drafts; and drafters that read prompts
-    of newcomers meanwhile, dear work that comes before anybody's draft, keep a shared machine from the verifier.
+    A prefill pass starts at once, without requests that wait for drafts; meanwhile drafters prefill the same prompts,
+    which takes precedence over drafts and, on a shared machine, slows the verifier down.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Our own requests', and sequences that wait at the verifier, those of others among them, when it last told.
+        # This orchestrator's requests, and the verifier's queue as last reported, other orchestrators' included.
         self.num_unread = 0
         self.num_queued = 0
         self._crowded_since_s: float | None = None
 
     def is_crowded(self) -> bool:
-        """Whether there are more than a few prompts, or some are left of so many."""
+        """Whether more than a few prompts wait, or some still do after more than a few."""
         num_waiting = self.num_unread if self.num_unread > self.num_queued else self.num_queued
         if num_waiting == 0 or (num_waiting <= FEW_PROMPTS and not self._is_fresh()):
             self._crowded_since_s = None

@@ -1,4 +1,4 @@
-"""Passes of one verifier: put together from outcomes, whether they ran as planned, and tokens per second."""
+"""Passes of one verifier: reconstructed from outcomes, tested for running as planned, and measured."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from dataclasses import dataclass
 
 from orchestrator.request.rounds import Outcome
 
-# A wait of this share of a pass does not show.
+# Waits below this share of a pass are negligible.
 _NOTICEABLE = 0.1
-# Weight of a pass, and the passes before there is anything to tell.
+# Weight of a pass in running means, and least passes and rounds before they are used.
 _RATE = 0.05
 _FEWEST_PASSES = 3
 _FEWEST_DRAFTED_ROUNDS = 12
-# A pass counts as at most this many usual ones.
+# Upper bound of a pass's weight, in mean passes.
 _OUTLIER = 3.0
-# A number of requests that differs by more than this share is another load, of which nothing is known yet.
+# Relative change of the number of requests that makes measurements obsolete.
 _SAME_LOAD = 0.25
-# A pass that lacks more than the rest of the running requests, which wait for drafts, is no plain one.
+# Least share of running requests in a pass that counts as plain; the rest wait for drafts.
 FULL_SHARE = 0.9
-# A pass waits for drafts where at least this share of its rounds do.
+# Least share of asking rounds in a joint pass.
 JOINT_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class PassSample:
-    """One pass: of how many sequences it was a round, of these how many had asked for drafts, the tokens that it
-    committed, and its rows in all.
+    """One pass: its sequences, those that had asked for drafts, committed tokens, and rows.
 
-    `context` is the committed tokens of those sequences together. `gap_s` is the time since the pass before it ended
-    that was not spent in the pass itself: lingering, messages, the drafters' share of the machine. None where the
-    verifier may have been idle. `reads_prompt` says whether a prompt ended in it, most of whose rows are not rounds'.
+    `context` is the sum of the sequences' committed lengths. `gap_s` is the time between the end of the previous pass
+    and the start of this one: lingering, messages, drafters' CPU time. None if the verifier may have been idle.
+    `reads_prompt`: a prompt's prefill ended in it, so that most rows are not rounds'.
     """
 
     num_rounds: int
@@ -44,22 +43,21 @@ class PassSample:
 
     @property
     def is_joint(self) -> bool:
-        """Whether about everyone had asked for drafts, so that the pass waited for all of them."""
+        """Whether nearly all sequences had asked, so that the pass waited for drafts."""
         return self.num_asked >= JOINT_SHARE * self.num_rounds
 
 
 class PassLog:
-    """Puts the outcomes of one verifier together to passes, by what they say of theirs and by when they come.
+    """Groups outcomes of one verifier into passes.
 
-    An outcome begins a pass if its request had one in the last pass already, or if it says another number of rows or
-    another time. `AdaptivePlanner.round_over` asks that, and counts, in place: it is done for every round.
-
-    It knows the rounds of this orchestrator only; another one's are rows of the pass like those of prompts.
+    An outcome begins a pass if its request had a round in the current one, or if its rows or time differ.
+    `AdaptivePlanner.round_over` tests this, and adds to the counts in place, since it runs for every round. Only rounds
+    of this orchestrator are known; another's are rows of the pass like prompts'.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Of the pass that goes on; whoever takes a round in adds to the counts.
+        # Of the current pass; its caller adds to the counts.
         self.pass_number = 0
         self.pass_rows = self.pass_us = 0
         self.num_rounds = 0
@@ -72,11 +70,11 @@ class PassLog:
         self._was_idle = True
 
     def idle(self) -> None:
-        """No sequence runs now, so that the time until the next pass tells nothing."""
+        """No sequence is running: the gap before the next pass carries no information."""
         self._was_idle = True
 
     def begin(self, outcome: Outcome) -> PassSample | None:
-        """A pass begins, of which this is the first outcome; returns the one before, if there was one."""
+        """Begin a pass with its first outcome; returns the previous one, if any."""
         record = self._record()
         now_s = self._clock()
         gap_s = max(0.0, now_s - self._ended_s - outcome.pass_us / 1e6)
@@ -104,22 +102,21 @@ class PassLog:
 
 
 class PlanLagFilter:
-    """Tells passes that ran as planned from those after a change from drafting to not drafting, or back.
+    """Separates passes that ran as planned from those after a switch of drafting on or off.
 
-    A round that has begun to wait goes on waiting until the verifier hears that it is not to. So a pass is what was
-    planned once the one before it had ended as long after the change as a message takes there and an outcome back. One
-    that lacks little of that can have waited that little longer than it was to.
+    A waiting round waits until the verifier hears of the switch. A pass runs as planned if its predecessor ended at
+    least one round trip after the switch; a small deficit is ignored, since it bounds the excess wait.
     """
 
     def __init__(self) -> None:
         self._was_drafting: bool | None = None
-        # Since the outcome with which what is planned changed.
+        # Since the outcome that switched the plan.
         self._since_s = 0.0
 
     def pass_over(self, record: PassSample, way_s: float) -> bool:
-        """A pass has ended; whether it ran as planned, if it takes so long to the verifier and back.
+        """Count a pass; returns whether it ran as planned, given a round trip of `way_s` to the verifier.
 
-        Passes in which some ask and some do not, or prompts end, change nothing.
+        Passes with both asking and other rounds, or with prefill, leave the state unchanged.
         """
         is_mixed = record.reads_prompt or (record.num_asked > 0 and not record.is_joint)
         is_drafting = record.num_asked > 0
@@ -131,28 +128,28 @@ class PlanLagFilter:
 
 
 class MeasuredRate:
-    """A running mean over passes of one kind, of one load."""
+    """Running mean of tokens per second over passes of one kind, at one load."""
 
     def __init__(self, fewest_rounds: int = 0) -> None:
-        """Rounds that accept drafts vary so much that one may have to see `fewest_rounds` of them."""
+        """Drafted rounds vary, so they need at least `fewest_rounds`."""
         self._fewest_rounds = fewest_rounds
         self._load = 0
         self._num_passes = self._num_rounds = 0
         self._tokens = self._seconds = self._weight = 0.0
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._load = self._num_passes = self._num_rounds = 0
         self._tokens = self._seconds = self._weight = 0.0
 
     def tokens_per_s(self, num_running: int) -> float | None:
-        """None while too few passes with about so many requests were seen."""
+        """Rate at about this load; None with too few passes."""
         if not self._is_load(num_running) or self._num_passes < _FEWEST_PASSES:
             return None
         return self._tokens / self._seconds if self._num_rounds >= self._fewest_rounds else None
 
     def add(self, record: PassSample, num_running: int) -> None:
-        """Take a pass in, unless the verifier may have been idle before it."""
+        """Add a pass, unless the verifier may have been idle before it."""
         if record.gap_s is None:
             return
         if not self._is_load(num_running):
@@ -172,7 +169,7 @@ class MeasuredRate:
 
 
 class MeasuredRates:
-    """Rates of all passes, of those for which nobody drafts, and of those for which everybody does."""
+    """Rates of all passes, of passes without drafts, and of joint ones."""
 
     def __init__(self) -> None:
         self.all = MeasuredRate()
@@ -181,11 +178,11 @@ class MeasuredRates:
         self._last: MeasuredRate | None = None
 
     def plain_of_one(self, num_running: int) -> float:
-        """Tokens per second of each of so many requests for which nobody drafts; 0 while there is nothing to tell."""
+        """Tokens per second per request without drafts, at this load; 0 if unknown."""
         return (self.plain.tokens_per_s(num_running) or 0.0) / max(1, num_running)
 
     def add(self, record: PassSample, num_running: int, is_settled: bool, ran_as_planned: bool) -> None:
-        """Take a pass in; one of another kind than the one before, or that did not run as planned, is neither."""
+        """Add a pass to all passes, and to its kind if the previous pass was of that kind and it ran as planned."""
         self.all.add(record, num_running)
         kind = None
         if record.num_asked == 0 and record.num_rounds >= FULL_SHARE * num_running:

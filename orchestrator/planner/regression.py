@@ -1,4 +1,4 @@
-"""Age-weighted linear regression, as ProPD fits times to tree sizes, with an anchor for what the data leave open."""
+"""Age-weighted linear regression, as in ProPD for times by tree size, with anchors for undetermined features."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
-# Errors beyond this many times the usual one count as that many: a pass that was held up says nothing about passes.
+# Clip errors at this many usual ones: delayed passes are not representative.
 _OUTLIER = 4.0
-# Nor are errors up to this share of what was expected.
+# Errors up to this share of the prediction are never outliers.
 _NORMAL_SHARE = 0.15
-# How many times the anchor of a slow feature outweighs that of others.
+# Ratio of a slow feature's anchor weight to that of others.
 _SLOW_WEIGHT = 1000.0
 # Weight of an observation in the usual error.
 _ERROR_RATE = 0.1
-# For how many observations what was restored counts, at most: in what lasts, and in what follows the load.
+# Upper bounds of a restored regression's weight in observations: lasting and recent.
 RESTORED_LASTING = 64.0
 RESTORED_RECENT = 8.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a regression has seen: `weight` observations, and means over them.
+    """Statistics of a regression: `weight` observations, and means over them.
 
-    `products` are the means of products of features, row by row up to the diagonal, `moments` those of features times
-    target. The first feature is the constant.
+    `products` are means of products of features (lower triangle by rows), `moments` of features times target. The first
+    feature is the constant.
 
     Raises:
-        ValueError: a number that no observations could give.
+        ValueError: impossible numbers.
     """
 
     weight: float
@@ -49,60 +49,59 @@ class Evidence:
         matrix = self.matrix()
         if not 0 <= self.weight < math.inf or not np.isfinite(matrix).all() or (self.weight and matrix[0, 0] != 1):
             raise ValueError("no weights of observations")
-        # As far as single precision goes.
+        # Within single precision.
         if np.linalg.eigvalsh(matrix)[0] < -1e-5 * np.trace(matrix) or np.diagonal(matrix).min() < 0:
             raise ValueError("no products of features")
 
     def matrix(self) -> Matrix:
-        """The products as a symmetric matrix."""
+        """Products as a symmetric matrix."""
         return _symmetric(self.products, len(self.moments))
 
 
 class AgeWeightedRegression:
-    """Fits target = coefficients . features; an observation that is `n` others old weighs `decay` ** n.
+    """Fits target = coefficients . features; an observation `n` others ago has weight `decay` ** n.
 
-    Only weighted sums are kept, so that an observation costs the same however many there were. `anchor_weights` say for
-    how many typical observations of a feature the anchor stands; where features do not vary, it decides. The first
-    feature is the constant.
+    Only weighted sums are kept, at constant cost per observation. `anchor_weights` are the anchor's weights in typical
+    observations of each feature; without variation of a feature, the anchor decides. The first feature is the constant.
     """
 
     def __init__(self, num_features: int, decay: float, anchor_weights: Sequence[float]) -> None:
         self._decay = decay
         self._anchor_weights: Vector = np.array(anchor_weights)
-        # Of features with features, row by row up to the diagonal, and then with the target. Every pass adds to so few
-        # numbers, which a list does sooner than an array.
+        # Sums of products of features (lower triangle by rows), then of features with the target. A list: faster than
+        # an array for so few numbers.
         self._sums = [0.0] * (num_features * (num_features + 3) // 2)
         self.coefficients: Vector = np.zeros(num_features)
 
     def add(self, features: Sequence[float], target: float) -> None:
-        """Take an observation in; `solve` makes it count."""
+        """Add an observation; effective after `solve`."""
         self.add_products(products_of(features, target))
 
     def add_products(self, products: Sequence[float]) -> None:
-        """As `add`, for what several regressions take in."""
+        """Add an observation given by its products, which several regressions share."""
         decay = self._decay
         self._sums = [decay * total + product for total, product in zip(self._sums, products, strict=True)]
 
     def evidence(self) -> Evidence:
-        """What was seen, by weight."""
+        """Weighted means of observations."""
         weight = self._sums[0]
         means = [total / (weight or 1.0) for total in self._sums]
         size = len(self.coefficients)
         return Evidence(weight, tuple(means[:-size]), tuple(means[-size:]))
 
     def restore(self, evidence: Evidence, most: float) -> None:
-        """Begin with what was seen elsewhere, as if it had been `most` observations at most."""
+        """Start from other statistics, with a weight of at most `most` observations."""
         weight = min(evidence.weight, most)
         self._sums = [weight * mean for mean in (*evidence.products, *evidence.moments)]
 
     def solve(self, anchor: Vector) -> Vector:
-        """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
+        """Coefficients of least weighted squared error, regularised towards the anchor."""
         total, size = self._sums[0], len(self.coefficients)
         if total == 0:
             return self.coefficients
         products, moments = _symmetric(self._sums[:-size], size), np.array(self._sums[-size:])
         diagonal = products.reshape(-1)[:: len(products) + 1]
-        # In units of a typical observation of each feature, so that it does not matter what these are measured in.
+        # In units of a typical observation of each feature, so that scales do not matter.
         strength = self._anchor_weights * diagonal / total + 1e-9
         diagonal += strength
         self.coefficients = np.asarray(np.linalg.solve(products, moments + strength * anchor), dtype=np.float64)
@@ -110,7 +109,7 @@ class AgeWeightedRegression:
 
 
 def products_of(features: Sequence[float], target: float) -> list[float]:
-    """Of features with features, row by row up to the diagonal, and then with the target."""
+    """Products of features (lower triangle by rows), then of features with the target."""
     products = [features[row] * features[column] for row, column in _lower(len(features))]
     products += [feature * target for feature in features]
     return products
@@ -123,7 +122,7 @@ def _lower(size: int) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _places(size: int) -> npt.NDArray[np.intp]:
-    """Where the entries of a symmetric matrix are among those up to its diagonal."""
+    """Indices of a symmetric matrix's entries in its lower triangle."""
     places = np.zeros((size, size), dtype=np.intp)
     places[np.tril_indices(size)] = range(size * (size + 1) // 2)
     return np.maximum(places, places.T)
@@ -135,21 +134,21 @@ def _symmetric(products: Sequence[float], size: int) -> Matrix:
 
 
 class RobustRegression:
-    """A regression of recent observations, anchored to one with a long memory; neither trusts outliers.
+    """Regression of recent observations, anchored to one with a long memory; both clip outliers.
 
-    The recent one follows load and machine. What does not vary for a while, such as whether drafters are asked, keeps
-    the effect that it had when it did.
+    The recent one follows load and machine. A feature without recent variation, such as whether drafters are asked,
+    keeps its earlier coefficient.
     """
 
     def __init__(
         self, num_features: int, recent: float, lasting: float, normal_error: float, slow: Sequence[int] = ()
     ) -> None:
-        """`recent` and `lasting` are after how many observations one weighs half.
+        """`recent` and `lasting` are half-lives in observations.
 
-        Features in `slow` drift with time, and only the lasting regression learns what they do: a recent trend is not
-        theirs. Errors up to `normal_error` are never outliers, so that what was the same for long can change, too.
+        Features in `slow` drift with time, and only the lasting regression fits them: recent trends have other causes.
+        Errors up to `normal_error` are never outliers, so that a long-constant target can change.
         """
-        # The constant has no anchor: until something varies, it explains everything and all effects are 0.
+        # No anchor for the constant: without variation it explains the target, and all effects are 0.
         weights = [0.0] + [1.0] * (num_features - 1)
         for feature in slow:
             weights[feature] = _SLOW_WEIGHT
@@ -158,24 +157,24 @@ class RobustRegression:
         self._nothing: Vector = np.zeros(num_features)
         self._normal_error = normal_error
         self._usual_error = 0.0
-        # The coefficients of the last fit, and whether nothing has come since.
+        # Coefficients of the last fit, and whether they are up to date.
         self._known = [0.0] * num_features
         self._is_fitted = False
         self.num_observations = 0
 
     @property
     def coefficients(self) -> Vector:
-        """As of the last `solve`."""
+        """Coefficients of the last `solve`."""
         return self._recent.coefficients
 
     def evidence(self) -> Evidence:
-        """What the lasting regression has seen."""
+        """Statistics of the lasting regression."""
         return self._lasting.evidence()
 
     def restore(self, evidence: Evidence) -> None:
-        """Begin with what was seen elsewhere, which a few observations of this place's own outweigh.
+        """Start from other statistics, which a few observations outweigh.
 
-        It says nothing of what is an outlier: these are judged by what is seen here.
+        Outliers are judged by observations here only.
         """
         self._lasting.restore(evidence, RESTORED_LASTING)
         self._recent.restore(evidence, RESTORED_RECENT)
@@ -183,7 +182,7 @@ class RobustRegression:
         self.solve()
 
     def add(self, features: Sequence[float], target: float) -> None:
-        """Take an observation in, as far as it can be believed."""
+        """Add an observation, clipped if it is an outlier."""
         self.num_observations += 1
         self._is_fitted = False
         expected = sum(map(operator.mul, features, self._known))
@@ -191,7 +190,7 @@ class RobustRegression:
         if self.num_observations > 8:
             limit = _OUTLIER * self._usual_error + _NORMAL_SHARE * abs(expected) + self._normal_error
             target = min(max(target, expected - limit), expected + limit)
-            # Held to the limit too: a single outlier must not open the door to the next, a lasting change has to.
+            # Clipped too: a single outlier must not admit the next, a lasting change must.
             error = min(error, limit)
         self._usual_error += max(_ERROR_RATE, 1 / self.num_observations) * (error - self._usual_error)
         products = products_of(features, target)
@@ -199,7 +198,7 @@ class RobustRegression:
         self._recent.add_products(products)
 
     def solve(self) -> Vector:
-        """Fit again, if there is anything new; returns the coefficients."""
+        """Fit if there are new observations; returns the coefficients."""
         if not self._is_fitted:
             self._recent.solve(self._lasting.solve(self._nothing))
             self._known = self._recent.coefficients.tolist()

@@ -1,4 +1,4 @@
-"""Planners' knowledge of verifiers, kept in Redis, with which a new orchestrator begins."""
+"""Planners' learned state in Redis, from which new orchestrators start."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from orchestrator.prefix_cache.store import CacheCounts
 
 logger = logging.getLogger(__name__)
 
-# The longest that a call may take, where REDIS_TIMEOUT_MS is not longer: the start of the orchestrator waits for one.
+# Least timeout of a call, besides REDIS_TIMEOUT_MS: the orchestrator's start waits for one.
 TIMEOUT_S = 0.25
-# Time between two writes, and the passes of its own that a planner has to have seen before anything is written.
+# Interval of writes, and least passes of a planner since its last write.
 WRITE_EVERY_S = 30.0
 LEAST_PASSES = 64
 
 
 class KnowledgeStore(Protocol):
-    """Remembers bytes for a while. Every call has a deadline; what goes wrong looks like something forgotten."""
+    """Key-value store with expiry. Calls have a deadline; failures look like missing keys."""
 
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys, in their order; None for what is not there."""
+        """Values of keys, in order; None for missing ones."""
 
     async def write(self, values: Mapping[bytes, bytes], ttl_s: float) -> None:
-        """Remember values for so long."""
+        """Store values for `ttl_s` seconds."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 @dataclass
 class PlannerSnapshotTarget:
-    """A planner, and where knowledge of its verifier is kept: that depends on what drafters are there at the time."""
+    """A planner, and the key of its verifier's state, which depends on the drafters connected at the time."""
 
     planner: AdaptivePlanner
     key: Callable[[], bytes]
-    # Passes when it was written last.
+    # Pass number at the last write.
     num_written: int = 0
 
 
 class SharedKnowledge:
-    """Reads once, and writes behind, one call for all planners each time.
+    """Reads at start and writes periodically, one call for all planners each time.
 
-    The last to write wins: values are means, not sums, and everybody's hold what they began with.
+    The last write wins: values are means, not sums, and include what each planner started from.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SharedKnowledge:
         self.counts = counts
 
     async def start(self) -> None:
-        """Let planners begin with what is known, if the store tells it in time, and write what they learn from now on.
+        """Start planners from stored state, if it comes in time, and begin periodic writes.
 
         To be awaited before the first request.
         """
@@ -77,7 +77,7 @@ class SharedKnowledge:
         self._task = asyncio.create_task(self._run(), name="shared knowledge")
 
     async def close(self) -> None:
-        """Write for the last time, and let go of the store."""
+        """Write a last time, and close the store."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -92,10 +92,10 @@ class SharedKnowledge:
             target.planner.begin_with(decode_knowledge(value))
         except ValueError as error:
             self.counts.invalid_values += 1
-            logger.warning("what is kept of a planner's knowledge is none: %s", error)
+            logger.warning("stored planner state is invalid: %s", error)
             return
         self.counts.hits += 1
-        logger.info("a planner begins with what others have learned")
+        logger.info("planner starts from stored state")
 
     async def _run(self) -> None:
         while True:
@@ -106,8 +106,8 @@ class SharedKnowledge:
         try:
             await self._write_news()
         except Exception:
-            # A bug of ours must be the end neither of all sharing nor of an orderly stop.
-            logger.exception("what planners have learned could not be written")
+            # A bug must end neither sharing nor an orderly stop.
+            logger.exception("planner state could not be written")
 
     async def _write_news(self) -> None:
         values: dict[bytes, bytes] = {}

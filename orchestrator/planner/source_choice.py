@@ -1,4 +1,4 @@
-"""Choice among several sources: the best alone, and each further one whose own tokens are worth its time. Seeded."""
+"""Choice among several sources: the best alone, and others whose own accepted tokens are worth their time. Seeded."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from orchestrator.planner.passes import PassSample
 from orchestrator.planner.source_comparison import ComparisonPace, SourceComparison
 from orchestrator.planner.source_value import RATE, SourceValue
 
-# What a source has to add to the tokens of a round, at least: its messages and the merging take time that passes do
-# not show.
+# Least tokens per round added by a source: covers messages and merging, which pass times do not show.
 LEAST_ADDED = 0.02
-# A source changes its direction only when it is this clear that it should.
+# Relative margin before a source's share changes direction.
 HYSTERESIS = 0.2
-# Passes between two changes of shares, of which one halves or doubles; below the least share a source is dropped.
+# Passes between changes of shares by a factor of two; below the least share a source is dropped.
 PASSES_PER_CHANGE = 8
 LEAST_SHARE = 0.25
-# A source that is not asked is tried by one request, with those that are, for so many rounds with its trees, or so
-# many passes. The first trial comes after so many passes, and each further one after twice as many, until trials take
-# this share of all passes, which wait for all that are asked.
+# A dropped source is tried by one request, together with the asked ones, for this many rounds with its trees, or
+# LONGEST_TRIAL passes. The first trial comes after FIRST_TRIAL_AFTER passes; intervals double until trials take
+# TRIAL_SHARE of all passes, which wait for all asked sources.
 TRIAL_ROUNDS = 12
 TRIAL_SHARE = 0.03
 LONGEST_TRIAL = 48
 FIRST_TRIAL_AFTER = 128
-# Every source is left out for so many passes in a row now and then, in turns, which shows what it costs: first after so
-# many passes, and when all have had their turn after twice as many.
+# Every source is paused for this many passes in turn, which measures its cost; intervals double after each cycle.
 PAUSE_PASSES = 4
 FIRST_PAUSE_AFTER = 8
 LONGEST_BETWEEN_PAUSES = 512
-# Requests are spread evenly over [0, 1) by multiples of the golden ratio.
+# Multiples of the golden ratio spread requests evenly over [0, 1).
 _GOLDEN = 0.6180339887498949
 
-# No request's number.
+# Not a request's number.
 _NOBODY = 0
 
 NONE_LEFT_OUT: frozenset[str] = frozenset()
@@ -43,26 +41,26 @@ NONE_LEFT_OUT: frozenset[str] = frozenset()
 class SourceChoice:
     """Chooses among the drafters of one verifier's requests.
 
-    A source pays while (tokens of a round with it) / (tokens without it) is above (time of a round with it) / (time
-    without it). What it adds is counted: accepted tokens that no other source had proposed, which are the last of an
-    accepted path, late trees counting for nothing. What it costs shows in pauses: rows, contention, and whatever else.
+    A source pays while (tokens per round with it) / (tokens without it) exceeds (round time with it) / (time without
+    it). Its added tokens are counted: accepted tokens that no other source proposed, which end an accepted path; late
+    trees add none. Its cost is measured in pauses: rows, contention, and others.
 
-    At first sources are compared, each alone and all together: on processors that they share, all may gain nothing
-    where the best one gains much. Then others are tried with those that are asked.
+    First, sources are compared, each alone and all together: on shared processors, all together may gain nothing
+    although the best alone gains much. Then others are tried besides the asked ones.
 
-    One source at a time changes its share of the requests, so that of two that say the same one stays; and one is
-    always asked. With a single source, none of this is ever called.
+    One source's share changes at a time, so that one of two redundant sources stays; one is always asked. Unused with a
+    single source.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._sources: dict[str, SourceValue] = {}
-        # None before there is a choice, and when it is over.
+        # None before there is a choice, and after the comparison.
         self._comparison: SourceComparison | None = None
-        # All sources, as good as they are alone; empty before they were compared.
+        # Sources by rank alone; empty before the comparison.
         self._ranked: list[str] = []
         self._pace = ComparisonPace()
-        # Trials of drafting that found no gain, and led to no comparison.
+        # Drafting trials that found no gain, and led to no comparison.
         self._num_vain = 0
         self._tokens = 1.0
         self._since_change = 0
@@ -71,40 +69,40 @@ class SourceChoice:
         self._between_pauses = self._until_pause = float(FIRST_PAUSE_AFTER)
         self._trial: _Trial | None = None
         self._between_trials = self._until_trial = float(FIRST_TRIAL_AFTER)
-        # Comparisons that were begun.
+        # Comparisons begun.
         self.num_comparisons = 0
-        # Of the pass that goes on: rounds that asked, by source.
+        # Asking rounds of the current pass by source.
         self._asked: dict[str, int] = {}
 
     @property
     def is_comparing(self) -> bool:
-        """Whether it is still to be found out which source is best alone."""
+        """Whether sources are being compared."""
         return self._comparison is not None
 
     @property
     def has_asked(self) -> bool:
-        """Whether requests with a choice had asked for drafts in the pass that goes on."""
+        """Whether requests with a choice asked for drafts in the current pass."""
         return bool(self._asked)
 
     @property
     def is_trying(self) -> bool:
-        """Whether a request tries another source with those that are asked."""
+        """Whether a request tries a dropped source."""
         return self._trial is not None
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of requests that ask each source, trials and pauses aside; nothing before there is a choice."""
+        """Share of requests that ask each source, without trials and pauses; empty before there is a choice."""
         if self._comparison is not None:
             return {name: float(name in self._comparison.turn) for name in self._comparison.ranked}
         return {name: self._sources[name].share for name in self._ranked}
 
     def left_out(self, number: int, sources: Sequence[str]) -> frozenset[str]:
-        """The sources that a request, known by its number, does not ask in its next round."""
+        """Sources that the request of this number does not ask in its next round."""
         if not self._ranked and self._comparison is None:
             self._begin_comparison(sources)
         if self._comparison is not None:
             others = frozenset(sources).difference(self._comparison.turn)
-            # Where the one has gone whose turn it is, another one is asked.
+            # If the source under test is gone, another one is asked.
             return others if len(others) < len(sources) else others - {sources[0]}
         place = number * _GOLDEN % 1.0
         out = {name for name in sources if name == self._paused or place >= self._source(name).share}
@@ -115,11 +113,11 @@ class SourceChoice:
         return frozenset(out) if out else NONE_LEFT_OUT
 
     def is_tried_by(self, number: int) -> bool:
-        """Whether a request tries a source that was dropped, so that all of its rounds have to be learned from."""
+        """Whether a request tries a dropped source, so that all of its rounds must be learned from."""
         return self._trial is not None and self._trial.number == number
 
     def count(self, number: int, sources: Sequence[str], left_out: frozenset[str]) -> None:
-        """A round of a request that had asked for drafts is over."""
+        """Count an asking round of a request."""
         for name in sources:
             if name not in left_out:
                 self._asked[name] = self._asked.get(name, 0) + 1
@@ -142,9 +140,9 @@ class SourceChoice:
         verified: AcceptedPath,
         promised: float,
     ) -> None:
-        """Learn from a round that had asked for drafts.
+        """Learn from a round that asked for drafts.
 
-        `trees` are those that were sent for it, `promised` the tokens that the verified one had promised.
+        `trees` are those sent for it, `promised` is the verified tree's expected tokens.
         """
         self._tokens += RATE * (verified.num_tokens - self._tokens)
         if self._comparison is not None:
@@ -163,14 +161,14 @@ class SourceChoice:
             if trial is not None and name == trial.name:
                 self._learn_in_trial(trial, added, has_come=any(name in tree.source_names for tree in trees))
             elif self._paused is None:
-                # With one that pauses it adds what that one would have said, too.
+                # During a pause, others add the paused source's tokens too.
                 self._source(name).learn(added)
 
     def pass_over(self, record: PassSample, num_running: int, may_compare: bool, plain: float = 0.0) -> bool:
-        """A pass has ended: learn its time, and change what is due; returns whether a comparison has ended with it.
+        """Learn a pass's time and apply due changes; returns whether it ended a comparison.
 
-        `may_compare` says whether few enough requests run for all of them to change their sources; `plain` are the
-        tokens per second of a request without drafts, or 0.
+        `may_compare`: few enough requests are running for all to change sources. `plain` is a request's tokens per
+        second without drafts, or 0.
         """
         asked, self._asked = self._asked, {}
         self._pace.pass_over()
@@ -197,7 +195,7 @@ class SourceChoice:
         return False
 
     def trial_over(self, found_gain: bool, may_compare: bool) -> None:
-        """Drafting was tried with the sources that are asked; `may_compare` as when a pass is over."""
+        """Count a drafting trial with the asked sources; `may_compare` as in `pass_over`."""
         if self._comparison is not None or not self._ranked:
             return
         if found_gain:
@@ -205,13 +203,13 @@ class SourceChoice:
         elif may_compare and self._pace.is_due:
             self._compare_anew()
         else:
-            # The next trial is another source's, and every other time the best one's.
+            # Next, try another source; every second time the best one.
             self._num_vain += 1
             place = 0 if self._num_vain % 2 == 0 else 1 + self._num_vain // 2 % (len(self._ranked) - 1)
             self._ask((self._ranked[place],))
 
     def request_ended(self, number: int) -> None:
-        """A request that may have had a trial has ended: the next one goes on with it."""
+        """Let the next request continue an ended request's trial."""
         if self._trial is not None and self._trial.number == number:
             self._trial.number = _NOBODY
 
@@ -232,7 +230,7 @@ class SourceChoice:
         self.num_comparisons += 1
 
     def _compare(self, comparison: SourceComparison, asked: set[str], seconds: float | None, plain: float) -> bool:
-        """A pass of the comparison has ended."""
+        """Count a pass of the comparison; returns whether it is over."""
         comparison.pass_over(seconds if asked == set(comparison.turn) else None, plain)
         if not comparison.is_over:
             return False
@@ -256,7 +254,7 @@ class SourceChoice:
         self._trial = _Trial(number, name)
 
     def _learn_in_trial(self, trial: _Trial, added: int, has_come: bool) -> None:
-        # Drafters read first what they were not told.
+        # Rounds before the source's first tree, during prefill, do not count.
         if trial.num_with_trees or has_come:
             trial.num_with_trees += 1
             trial.added += added
@@ -264,7 +262,7 @@ class SourceChoice:
             self._end_trial(trial)
 
     def _end_trial(self, trial: _Trial) -> None:
-        """Ask the source that was tried, or not; where its trees did not come it has added nothing."""
+        """Ask the tried source if it pays; without trees it has added nothing."""
         self._trial = None
         self._between_trials = min(2 * self._between_trials, trial.num_passes / TRIAL_SHARE)
         self._until_trial = self._between_trials * self._random.uniform(0.75, 1.25)
@@ -276,7 +274,7 @@ class SourceChoice:
             self._between_trials = float(FIRST_TRIAL_AFTER)
 
     def _needed(self, source: SourceValue) -> float:
-        """Tokens per round that a source has to add, for what it costs."""
+        """Least added tokens per round that cover a source's cost."""
         return max(LEAST_ADDED, source.cost) * max(1.0, self._tokens - source.added * (source.share > 0))
 
     def _surplus(self, source: SourceValue) -> float:
@@ -300,7 +298,7 @@ class SourceChoice:
         self._until_pause = self._between_pauses * self._random.uniform(0.75, 1.25)
 
     def _change_one(self, names: Sequence[str]) -> None:
-        """Halve or double one share: of a source that is on its way, else of the one that pays least."""
+        """Halve or double one share: of a source in transition, else of the one that pays least."""
         self._since_change = 0
         known = [source for name in names if (source := self._sources[name]).is_known]
         under_way = [source for source in self._sources.values() if 0 < source.share < 1]
@@ -320,10 +318,10 @@ class SourceChoice:
 
 
 class AcceptedPath:
-    """A verified tree's accepted path: which sources had proposed its nodes."""
+    """Sources that proposed the nodes of a verified tree's accepted path."""
 
     def __init__(self, tree: TokenTree | None, token_ids: Sequence[int], num_accepted: int) -> None:
-        """`token_ids` are those committed, of which the first `num_accepted` are nodes of the tree."""
+        """`token_ids` are the committed tokens, the first `num_accepted` of them nodes of the tree."""
         self.num_tokens = len(token_ids)
         self.num_accepted = num_accepted
         self._proposers: list[tuple[str, ...]] = []
@@ -337,7 +335,7 @@ class AcceptedPath:
             self._proposers.append(tree.sources_of(node))
 
     def added_by(self, name: str, sources: Sequence[str]) -> int:
-        """Accepted nodes that of these sources only the one named had proposed."""
+        """Accepted nodes proposed by `name` and by no other of `sources`."""
         others = [other for other in sources if other != name]
         return sum(
             name in proposers and not any(other in proposers for other in others) for proposers in self._proposers
@@ -346,7 +344,7 @@ class AcceptedPath:
 
 @dataclass
 class _Trial:
-    """One request's trial of a source that was dropped."""
+    """One request's trial of a dropped source."""
 
     number: int
     name: str

@@ -5,47 +5,46 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-# A turn lasts for so many rounds that were looked at, and for no more passes than these.
+# Observed rounds of a turn, and upper bound of its passes.
 TURN_ROUNDS = 12
 LONGEST_TURN = 48
-# A turn is over after so many rounds already if these have less than this share of the tokens per second of the best,
-# or of plain decoding.
+# A turn ends early after this many rounds below HOPELESS_SHARE of the best's, or plain decoding's, tokens per second.
 FEWEST_ROUNDS = 6
 HOPELESS_SHARE = 0.75
-# Promised tokens that speak for promises being kept.
+# Prior weight, in promised tokens, of accepted per promised tokens being 1.
 _PRIOR_TOKENS = 16.0
 
 Sources = tuple[str, ...]
-# When sources are compared anew: after so many passes, and after twice as many each time until a trial finds a gain.
+# Passes between comparisons; doubles each time until a trial finds a gain.
 FIRST_BETWEEN = 1024
 LONGEST_BETWEEN = 16384
-# After a fourth of that already where a round's tokens have changed by this factor since the sources that are asked
-# had so many passes.
+# Due after this share of the interval already if tokens per round have changed by a factor of OTHER_TOKENS since the
+# asked sources had PASSES_TO_KNOW_TOKENS passes.
 SHARE_WHEN_TOKENS_CHANGE = 0.25
 OTHER_TOKENS = 1.5
 PASSES_TO_KNOW_TOKENS = 64
 
 
 class SourceComparison:
-    """Gives every source a turn alone, and all of them one together; then the better half another one, and so on.
+    """Gives each source a turn alone, and all a turn together; then the better half further turns (successive halving).
 
-    They are as good as the tokens of a round over the time of such a round. What rounds accept differs by about as much
-    as they accept: judged is what trees promise, corrected by how that was kept.
+    The score is tokens per round over time per round. Accepted tokens vary by about their mean, so promised tokens are
+    used, corrected by the ratio of accepted to promised ones.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Raises ValueError where there are not several."""
+        """Raises ValueError for fewer than two sources."""
         if len(names) < 2:
             raise ValueError(f"of {list(names)} none can be better than another")
         self._ranked: list[Sources] = [*((name,) for name in names), tuple(names)]
         self._records = {sources: _Record() for sources in self._ranked}
-        # Those that may still be the best, of whom the first so many have had their turn.
+        # Remaining candidates, and how many of them have had their turn.
         self._num_left = len(self._ranked)
         self._num_done = 0
-        # Of the turn: sources whose trees have come, rounds that were looked at, and passes.
+        # Of the turn: sources whose trees have arrived, observed rounds, and passes.
         self._have_come: set[str] = set()
         self._num_rounds = self._num_passes = 0
-        # Tokens per second of a request that nobody drafts for, as far as they are known.
+        # Tokens per second of a request without drafts, as far as known.
         self._plain = 0.0
 
     @property
@@ -55,18 +54,18 @@ class SourceComparison:
 
     @property
     def turn(self) -> Sources:
-        """The sources that are asked now; the best when it is over."""
+        """Sources to ask now; the best at the end."""
         return self._ranked[self._num_done]
 
     @property
     def ranked(self) -> list[str]:
-        """All sources, the best one first, as far as that is known."""
+        """All sources, best first as far as known."""
         return [sources[0] for sources in self._ranked if len(sources) == 1]
 
     def learn(self, promised: float, accepted: int, come: Collection[str]) -> None:
-        """Learn from a round that had asked these sources; drafters read first what they were not told.
+        """Learn from a round that asked these sources, once trees of all have arrived after prefill.
 
-        `come` are the sources whose trees came.
+        `come` are sources with trees in this round.
         """
         self._have_come.update(come)
         if self._is_under_way:
@@ -74,10 +73,10 @@ class SourceComparison:
             self._records[self.turn].add_round(promised, accepted)
 
     def pass_over(self, seconds: float | None, plain: float = 0.0) -> None:
-        """A pass has ended in which some had asked; None where its time says nothing.
+        """Count a pass with asking rounds; `seconds` is None if its time is not representative.
 
-        `plain` are the tokens per second of a request that nobody drafts for; 0 while they are not known. Where the
-        best is no better, it does not matter which one is.
+        `plain` is a request's tokens per second without drafts; 0 if unknown. The comparison ends if the best is no
+        better.
         """
         if self.is_over:
             return
@@ -111,7 +110,7 @@ class SourceComparison:
             self._num_done = 0
 
     def _num_worth_another_turn(self, speeds: Sequence[float]) -> int:
-        """How many of those that had one, best first; one where nothing is left to find out."""
+        """Number of candidates with another turn, given speeds in descending order; 1 ends the comparison."""
         if speeds[0] <= self._plain:
             return 1
         return min((len(speeds) + 1) // 2, sum(speed >= HOPELESS_SHARE * speeds[0] for speed in speeds))
@@ -119,7 +118,7 @@ class SourceComparison:
 
 @dataclass
 class _Record:
-    """What became of a source's rounds."""
+    """Totals of a candidate's rounds and passes."""
 
     num_rounds: int = 0
     promised: float = 0.0
@@ -129,7 +128,7 @@ class _Record:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of a request; 0 where nothing was seen."""
+        """Tokens per second of a request; 0 without observations."""
         if not self.num_rounds or not self.seconds:
             return 0.0
         kept = (_PRIOR_TOKENS + self.accepted) / (_PRIOR_TOKENS + self.promised)
@@ -146,49 +145,49 @@ class _Record:
 
 
 class ComparisonPace:
-    """Counts passes since the last comparison, and remembers what rounds brought then."""
+    """Passes since the last comparison, and tokens per round after it."""
 
     def __init__(self) -> None:
         self._num_passes = 0
         self._between = FIRST_BETWEEN
-        # Passes with the sources that are asked now, and the tokens of a round once there were enough of them.
+        # Passes with the current sources, and tokens per round once there were enough.
         self._num_alike = 0
         self._usual_tokens: float | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether the last comparison is long enough ago."""
+        """Whether the interval since the last comparison is over."""
         return self._num_passes >= self._between
 
     def is_due_for(self, tokens: float) -> bool:
-        """Whether it is for rounds that bring so many tokens: quite others than when the sources asked were new."""
+        """Whether a comparison is due early, because tokens per round differ from those with the new sources."""
         usual = self._usual_tokens
         if usual is None or self._num_passes < SHARE_WHEN_TOKENS_CHANGE * self._between:
             return False
         return not usual / OTHER_TOKENS < tokens < usual * OTHER_TOKENS
 
     def pass_over(self) -> None:
-        """A pass has ended, whoever asked for drafts in it."""
+        """Count a pass, with or without drafts."""
         self._num_passes += 1
 
     def drafted(self, tokens: float) -> None:
-        """A pass has ended in which sources were asked; `tokens` are those of a round these days."""
+        """Count a pass with drafts; `tokens` is the current mean per round."""
         self._num_alike += 1
         if self._num_alike == PASSES_TO_KNOW_TOKENS:
             self._usual_tokens = tokens
 
     def sources_changed(self) -> None:
-        """Other sources are asked now."""
+        """Reset after a change of sources."""
         self._num_alike, self._usual_tokens = 0, None
 
     def begun_anew(self) -> None:
-        """The next comparison but this one comes later."""
+        """Double the interval to the comparison after this one."""
         self._between = min(LONGEST_BETWEEN, 2 * self._between)
 
     def over(self) -> None:
-        """A comparison has ended."""
+        """Restart the interval after a comparison."""
         self._num_passes = 0
 
     def found_gain(self) -> None:
-        """Drafting pays with what a comparison has found."""
+        """Reset the interval: drafting pays with the compared sources."""
         self._between = FIRST_BETWEEN

@@ -1,4 +1,4 @@
-"""Records of several drafters' trees for the same rounds: how long each takes, what one adds to another."""
+"""Records of several drafters' trees for the same rounds: durations, and accepted tokens of one besides another."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-# Rounds that two drafters' trees were compared in, and trees of one, before anything is concluded.
+# Least rounds compared, and trees of a drafter, before records are used.
 FEWEST_ROUNDS = 8
 # Weight of a round, or a tree, in running means.
 _RATE = 1 / 16
-# A tree that is awaited is given up when it is late by so many usual differences from the mean.
+# A held tree is released when the awaited one is late by this many mean deviations.
 _LATE = 2.0
 
 
 @dataclass(slots=True)
 class _Mean:
-    """A running mean, and that of differences from it."""
+    """Running mean and mean absolute deviation."""
 
     count: int = 0
     value: float = 0.0
@@ -37,21 +37,21 @@ class _Mean:
 class SourceRecords:
     """Records of all requests of one kind.
 
-    Committed tokens are the same whatever was drafted. So they tell of every tree how many of its tokens would have
-    been accepted, of one that came late or was never verified too, and what a round would have gained by waiting.
+    Committed tokens do not depend on drafts. They therefore give the accepted tokens of every tree, late and unverified
+    ones too, and the gain from waiting.
     """
 
-    # Rounds whose first tree was kept for another one's.
+    # Rounds whose first tree was held for another one.
     num_waits: int = 0
     _seconds: defaultdict[str, _Mean] = field(default_factory=lambda: defaultdict(_Mean))
     _gains: defaultdict[tuple[str, str], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
 
     def took(self, source: str, seconds: float) -> None:
-        """A source's tree was there so long after it was asked for."""
+        """Record the duration of a source's tree."""
         self._seconds[source].add(seconds)
 
     def compare(self, accepted: Mapping[str, int]) -> None:
-        """Of one round: the tokens that each source's tree had right."""
+        """Record one round's accepted tokens of each source's tree."""
         for one, its in accepted.items():
             for other, others in accepted.items():
                 if one != other:
@@ -60,10 +60,10 @@ class SourceRecords:
     def worthwhile_wait_s(
         self, there: Collection[str], missing: Collection[str], elapsed_s: float, tokens_per_s: float
     ) -> float:
-        """How long a round had better wait for more trees, at most; 0 for not at all.
+        """Longest worthwhile wait of a round for more trees, in seconds; 0 for none.
 
-        `there` are the sources whose trees have come, `elapsed_s` after they were asked for. A tree is worth its wait
-        if it is expected to add more tokens than come in that time anyway, of all requests.
+        `there` are sources whose trees have arrived, `elapsed_s` seconds after they were asked. A tree is worth its
+        wait if it is expected to add more tokens than all requests commit in that time.
         """
         longest_s = 0.0
         for source in missing:

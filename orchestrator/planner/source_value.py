@@ -1,39 +1,38 @@
-"""The gain and the cost of one source."""
+"""Value and cost of one source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Rounds that a source is known from before its share changes, and what it is taken to add until then.
+# Least rounds of a source before its share changes, and prior of its added tokens.
 FEWEST_ROUNDS = 16
 _PRIOR_ROUNDS = 2
 _PRIOR_ADDED = 0.5
 # Weight of a round in running means.
 RATE = 1 / 32
-# A number of requests that differs by more than this share is another load; a pass counts as this many usual ones at
-# most.
+# Relative change of the number of requests that makes times obsolete; upper bound of a pass's weight, in mean passes.
 _SAME_LOAD = 0.25
 _OUTLIER = 3.0
 _FEWEST_PASSES = 3
-# What is left of the weight of times with each pass without new ones, and how many passes count for no difference.
+# Decay of a time's weight per pass of the other kind, and prior weight of no difference, in passes.
 _FADE = 1 - 1 / 512
 _DOUBTED_PASSES = 12.0
 
 
 @dataclass
 class RoundTime:
-    """A running mean of times of rounds, at one load; `weight` is in passes."""
+    """Running mean of round times at one load; `weight` in passes."""
 
     load: int = 0
     weight: float = 0.0
     seconds: float = 0.0
 
     def is_at(self, load: int) -> bool:
-        """Whether it is of about so many requests."""
+        """Whether it was measured with about `load` requests."""
         return abs(load - self.load) <= _SAME_LOAD * self.load
 
     def add(self, seconds: float, load: int) -> None:
-        """A round took so long while so many requests ran."""
+        """Add a round's time with `load` running requests."""
         if not self.is_at(load):
             self.load, self.weight = load, 0.0
         if self.weight >= _FEWEST_PASSES:
@@ -42,16 +41,16 @@ class RoundTime:
         self.seconds += max(RATE, 1 / self.weight) * (seconds - self.seconds)
 
     def fade(self) -> None:
-        """A pass of the other kind has gone by, since when this is less certain."""
+        """Age by a pass of the other kind."""
         self.weight *= _FADE
 
 
 @dataclass
 class SourceValue:
-    """What is known of one source, and the share of requests that ask it."""
+    """Statistics of one source, and the share of requests that ask it."""
 
     share: float = 0.0
-    # Accepted tokens per round that it alone had proposed, from so many rounds.
+    # Accepted tokens per round that only it proposed, over `num_rounds` rounds.
     added: float = _PRIOR_ADDED
     num_rounds: int = 0
     num_pauses: int = 0
@@ -61,12 +60,12 @@ class SourceValue:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is enough to judge it by."""
+        """Whether there are enough observations."""
         return self.num_rounds >= FEWEST_ROUNDS and self.without_source.weight > 0
 
     @property
     def cost(self) -> float:
-        """The share by which it makes rounds longer; as far as that is certain, where everybody asks it already."""
+        """Relative increase of round time; reduced by uncertainty if all requests ask the source already."""
         with_it, without = self.with_source, self.without_source
         if not with_it.weight or not without.weight or not without.is_at(with_it.load):
             return 0.0
@@ -77,14 +76,14 @@ class SourceValue:
         return cost * weight / (weight + _DOUBTED_PASSES)
 
     def learn(self, added: int) -> None:
-        """It was asked for a round, and had alone proposed so many of its accepted tokens."""
+        """Record a round that asked it, and accepted tokens that only it proposed."""
         self.num_rounds += 1
         self.added += max(RATE, 1 / (_PRIOR_ROUNDS + self.num_rounds)) * (added - self.added)
 
     def took(self, seconds: float, share: float, load: int, is_joint: bool) -> None:
-        """A pass took so long, and this share of its rounds that had asked for drafts had asked for its.
+        """Record a pass's time; `share` of its asking rounds had asked this source.
 
-        `is_joint` says that it waited for all of them.
+        `is_joint`: the pass waited for all of them.
         """
         if share >= 0.5 or (share > 0 and is_joint):
             self.with_source.add(seconds, load)

@@ -1,4 +1,4 @@
-"""Values of nodes: the drafters' own probabilities, corrected by what the target accepted; usual gains of drafts."""
+"""Values of nodes: drafters' probabilities corrected by acceptance; usual gains of drafts."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 
 from coppice.core.tree import ROOT, TokenTree
 
-# Nodes deeper than this share the correction of this depth.
+# Deeper nodes share this depth's correction.
 DEEPEST = 16
-# What is left of a tree's weight in a correction with each further one, and the tokens that speak for no correction.
+# Decay per tree of earlier trees' weight in a correction, and prior weight of a ratio of 1, in tokens.
 _FADE = 1 - 1 / 256
 _PRIOR_TOKENS = 4.0
-# Corrections are kept between these, as logarithms: a drafter that lies may lose all its rows, and never gain many.
+# Bounds of corrections, as logs: a wrong drafter may lose all its rows, but never gain many.
 _LOWEST, _HIGHEST = -3.0, 0.7
-# Path probabilities are counted in bins on the logarithmic scale, so many per unit, down to 2 %.
+# Bins of path probabilities per unit of their log, down to 2 %.
 _BINS_PER_UNIT = 10
 NUM_BINS = 40
 _LOWEST_BIN = -NUM_BINS / _BINS_PER_UNIT
 _BIN_VALUES = tuple(math.exp(-(index + 0.5) / _BINS_PER_UNIT) for index in range(NUM_BINS))
-# Trees that the count of nodes at hand remembers about as many of.
+# Memory of the node counts, in trees.
 _TREES_AT_HAND = 64
-# What was restored counts for at most so many promised tokens of a source, and trees.
+# Upper bounds of restored weights: promised tokens of a source, and trees.
 RESTORED_TOKENS = 32.0
 RESTORED_TREES = 8.0
-# Trees of the same sources are taken to name their nodes from the likeliest down when so many of them in a row that
-# were looked at did, but for differences of logarithms that make none here.
+# Trees of the same sources count as ordered, likeliest node first, if this many in a row were, up to negligible
+# differences of logs.
 FEWEST_IN_ORDER = 16
 _NO_DIFFERENCE = 1e-3
-# The mask of every source there may be: that of all nodes of a tree without masks.
+# Mask of all sources: of every node of a tree without masks.
 _EVERY_SOURCE = -1
-# Numbers of nodes, for whoever stops where the tree does.
+# Indices of nodes, for zips bounded by the tree.
 _NUMBERS = range(sys.maxsize)
 # Weight of a round in a running mean.
 _RATE = 0.05
@@ -42,10 +42,10 @@ _RATE = 0.05
 
 @dataclass(frozen=True)
 class SourceEvidence:
-    """Tokens that a source promised, and those accepted, at each depth from 1 to `DEEPEST`.
+    """Promised and accepted tokens of a source, at each depth from 1 to `DEEPEST`.
 
     Raises:
-        ValueError: other depths, or no counts.
+        ValueError: wrong depths or counts.
     """
 
     promised: tuple[float, ...]
@@ -58,10 +58,10 @@ class SourceEvidence:
 
 @dataclass(frozen=True)
 class TreeEvidence:
-    """What is known of trees: how many there were, nodes of a tree by worth, and every source's promises.
+    """Statistics of trees: their number, mean nodes per tree by value, and promised and accepted tokens by source.
 
     Raises:
-        ValueError: other bins, or no counts.
+        ValueError: wrong bins or counts.
     """
 
     num_trees: float
@@ -79,28 +79,28 @@ def _check_counts(counts: Sequence[float], number: int) -> None:
 
 
 class ValueModel:
-    """Corrects path probabilities by source and depth, and counts the nodes of the trees at hand by their worth.
+    """Corrects path probabilities by source and depth, and counts nodes of recent trees by value.
 
-    The correction of a depth is the ratio of the tokens accepted there to those that the probabilities promised. It
-    never rises with depth, so that no node is worth more than its parent.
+    A depth's correction is the ratio of accepted to promised tokens. It never rises with depth, so that a node's value
+    is at most its parent's.
     """
 
     def __init__(self) -> None:
         self._corrections: dict[str, _SourceCorrection] = {}
         self._counts = [0.0] * NUM_BINS
         self._num_trees = 0.0
-        # What corrections come to for trees of these sources, until the next one is learned from.
+        # Corrections for trees of these sources, until one is updated.
         self._known: dict[tuple[str, ...], _TreeCorrections] = {}
-        # Of trees of these sources, how many in a row had their nodes in order.
+        # Consecutive ordered trees of these sources.
         self._num_in_order: dict[tuple[str, ...], int] = {}
 
     @property
     def has_seen_trees(self) -> bool:
-        """Whether there is anything to expect of drafts."""
+        """Whether any trees were observed."""
         return self._num_trees > 0
 
     def evidence(self) -> TreeEvidence:
-        """What was seen of trees."""
+        """Statistics of trees."""
         return TreeEvidence(
             num_trees=self._num_trees,
             nodes=tuple(count / (self._num_trees or 1.0) for count in self._counts),
@@ -108,7 +108,7 @@ class ValueModel:
         )
 
     def restore(self, evidence: TreeEvidence) -> None:
-        """Begin with what was seen elsewhere, which a few trees of this place's own outweigh."""
+        """Start from other statistics, which a few trees outweigh."""
         self._num_trees = min(evidence.num_trees, RESTORED_TREES)
         self._counts = [self._num_trees * count for count in evidence.nodes]
         for name, source in evidence.sources.items():
@@ -117,7 +117,7 @@ class ValueModel:
         self._known.clear()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._corrections.clear()
         self._known.clear()
         self._num_in_order.clear()
@@ -125,7 +125,7 @@ class ValueModel:
         self._num_trees = 0.0
 
     def learn(self, tree: TokenTree, token_ids: Sequence[int]) -> float:
-        """Compare a verified tree with the tokens accepted of it; returns how many had been promised, as corrected."""
+        """Compare a verified tree with its accepted tokens; returns its corrected expectation of them."""
         accepted = _accepted(tree, token_ids)
         promised = sum(map(math.exp, [value if value < 0 else 0.0 for value in self.path_logs(tree)]))
         probabilities = list(map(math.exp, tree.path_log_probs))
@@ -146,7 +146,7 @@ class ValueModel:
         return promised
 
     def path_logs(self, tree: TokenTree) -> list[float]:
-        """Logarithms of what the nodes are worth, in their order."""
+        """Logs of node values, in node order."""
         corrections = self._corrections_of(tree)
         highest = corrections.highest
         if not tree.sources:
@@ -160,23 +160,21 @@ class ValueModel:
         ]
 
     def worth(self, tree: TokenTree, least_log: float) -> int | list[int] | None:
-        """The nodes whose worth has at least this logarithm, parents included, in order; None when all of them have.
+        """Nodes whose value has at least this log, with parents, in order; None for all nodes.
 
-        Their number where these are the first ones. Every draft comes by here: nodes are looked at only as far as they
-        have to be.
+        Their number if they are the first ones. On the path of every draft, so it stops as early as possible.
         """
         corrections = self._known.get(tree.source_names)
         if corrections is None or corrections.deepest < len(tree.token_ids):
             corrections = self._corrections_of(tree)
-        # What the logarithm of a child's own probability has to be at least, if its correction is the highest, and the
-        # child's depth. Only what was written for this tree is read. The root's own place comes last, where its index
-        # of -1 finds it.
+        # Least log of a child's own probability, given the highest correction, and depth of children. Only entries
+        # written for this tree are read. The root's entry is last, at index -1.
         least, depths = corrections.least, corrections.child_depths
         least[-1] = least_log - corrections.highest
         if tree.sources:
             return _among_sources(tree, corrections)
         relative = corrections.of_every_source
-        # Strictness would take longer than the walk.
+        # `strict` would take longer than the loop.
         nodes = zip(_NUMBERS, tree.parents, tree.log_probs)  # noqa: B905
         for node, parent, log_prob in nodes:
             least[node] = left = least[parent] - log_prob
@@ -187,12 +185,12 @@ class ValueModel:
         else:
             return None
         if left > 0 and corrections.is_in_order:
-            # Not even with the highest correction would this node do, and further ones are less likely.
+            # Below the threshold even with the highest correction, and further nodes are less likely.
             return node
         return _further(nodes, corrections, node)
 
     def note(self, tree: TokenTree) -> None:
-        """Count a tree's nodes among those at hand, and see whether they are in order."""
+        """Count a tree's nodes by value, and whether they are ordered."""
         self._count_order(tree.source_names, tree.path_log_probs)
         fade = 1 - 1 / _TREES_AT_HAND
         counts = self._counts = [fade * count for count in self._counts]
@@ -204,10 +202,10 @@ class ValueModel:
                 counts[int(value * -_BINS_PER_UNIT)] += 1
 
     def _count_order(self, names: tuple[str, ...], paths: Sequence[float]) -> None:
-        """Count a tree of these sources, by its path log-probabilities."""
+        """Count whether a tree of these sources is ordered."""
         is_in_order = sorted(paths, reverse=True) == list(paths)
         if not is_in_order:
-            # From each node to the next.
+            # Differences of consecutive nodes.
             is_in_order = max(map(operator.sub, paths[1:], paths)) <= _NO_DIFFERENCE
         before = self._num_in_order.get(names, 0)
         after = self._num_in_order[names] = before + 1 if is_in_order else 0
@@ -215,7 +213,7 @@ class ValueModel:
             self._known.pop(names, None)
 
     def nodes_at_hand(self) -> list[tuple[float, float]]:
-        """What nodes are worth and how many of them a tree has on average, from the likeliest down."""
+        """Values of nodes and mean number per tree, in descending order."""
         if not self._num_trees:
             return []
         return [(value, count / self._num_trees) for value, count in zip(_BIN_VALUES, self._counts, strict=True)]
@@ -231,7 +229,7 @@ class ValueModel:
 
 
 def _accepted(tree: TokenTree, token_ids: Sequence[int]) -> list[int]:
-    """The nodes that these tokens lead to. Parents come before children: one look at each node is enough."""
+    """Nodes on the path of these tokens. One pass suffices, since parents come before children."""
     accepted: list[int] = []
     if token_ids:
         wanted = (ROOT, token_ids[0])
@@ -245,9 +243,9 @@ def _accepted(tree: TokenTree, token_ids: Sequence[int]) -> list[int]:
 
 
 def _further(nodes: Iterable[tuple[int, int, float]], corrections: _TreeCorrections, num_first: int) -> int | list[int]:
-    """The first nodes, and of those after the next one what is worth as much; below a node that is cut nothing is.
+    """The first nodes, and later ones of sufficient value whose ancestors are kept.
 
-    `nodes` are the places of nodes, their parents and log-probabilities.
+    `nodes` are indices, parents and log-probabilities.
     """
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
     relative = corrections.of_every_source
@@ -269,10 +267,10 @@ def _further(nodes: Iterable[tuple[int, int, float]], corrections: _TreeCorrecti
 
 
 def _among_sources(tree: TokenTree, corrections: _TreeCorrections) -> int | list[int] | None:
-    """What is worth at least as much as the root's place says, of a tree whose nodes have sources of their own."""
+    """Nodes of sufficient value, in a tree whose nodes have source masks."""
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
     kept: list[int] = []
-    # Strictness would take longer than the walk.
+    # `strict` would take longer than the loop.
     nodes = zip(_NUMBERS, tree.parents, tree.log_probs, tree.sources)  # noqa: B905
     for node, parent, log_prob, mask in nodes:
         least[node] = left = least[parent] - log_prob
@@ -290,18 +288,17 @@ def _among_sources(tree: TokenTree, corrections: _TreeCorrections) -> int | list
 
 
 class _TreeCorrections(dict[int, list[float]]):
-    """By the mask of a node's sources and its depth, what corrections come to: the best of those of its sources.
+    """Corrections by mask of a node's sources and its depth: the best of those of its sources.
 
-    They are relative to the highest of all, which is that of the first depth, and reach to a depth of `deepest`.
-    `of_every_source` are those of nodes that all sources proposed, as in trees without masks.
-    `is_in_order` says whether these trees name their nodes from the likeliest down. `least` and `child_depths` are
-    scratch space for trees of up to `deepest` nodes, and the root.
+    Relative to the highest of all, that of depth 1, for depths up to `deepest`. `of_every_source` are those of nodes
+    proposed by all sources, as in trees without masks. `is_in_order`: these trees are ordered. `least` and
+    `child_depths` are scratch space for trees of up to `deepest` nodes, and the root.
     """
 
     __slots__ = ("_of_sources", "child_depths", "deepest", "highest", "is_in_order", "least", "of_every_source")
 
     def __init__(self, of_sources: Sequence[Sequence[float] | None], deepest: int, is_in_order: bool) -> None:
-        """`of_sources` are the logarithms by depth for each bit of a mask, None for sources not known yet."""
+        """`of_sources` are logs by depth for each bit of a mask, None for unknown sources."""
         super().__init__()
         self._of_sources = of_sources
         self.deepest = deepest
@@ -325,7 +322,7 @@ class _TreeCorrections(dict[int, list[float]]):
 
 
 class _SourceCorrection:
-    """Tokens that one source promised, and those that were accepted, by depth."""
+    """Promised and accepted tokens of one source by depth."""
 
     def __init__(self) -> None:
         self._promised = [0.0] * (DEEPEST + 1)
@@ -334,13 +331,13 @@ class _SourceCorrection:
 
     @property
     def logs(self) -> list[float]:
-        """Logarithms of the correction by depth, with nothing at 0: worked out when they are wanted after a count."""
+        """Logs of the correction by depth, 0 at depth 0; computed on first use after a count."""
         if self._logs is None:
             self._logs = self._solve()
         return self._logs
 
     def count(self, nodes: Iterable[tuple[int, float]], accepted: Iterable[int]) -> None:
-        """Count nodes of a verified tree, of which depths and path probabilities are given; of accepted ones depths."""
+        """Count a verified tree's nodes, as depths and path probabilities, and its accepted nodes' depths."""
         promised = self._promised = [_FADE * tokens for tokens in self._promised]
         taken = self._accepted = [_FADE * tokens for tokens in self._accepted]
         for depth, probability in nodes:
@@ -350,11 +347,11 @@ class _SourceCorrection:
         self._logs = None
 
     def evidence(self) -> SourceEvidence:
-        """What was counted."""
+        """Counts by depth."""
         return SourceEvidence(tuple(self._promised[1:]), tuple(self._accepted[1:]))
 
     def restore(self, evidence: SourceEvidence) -> None:
-        """Begin with what was counted elsewhere."""
+        """Start from other counts."""
         share = min(1.0, RESTORED_TOKENS / max(1.0, *evidence.promised))
         self._promised[1:] = [share * count for count in evidence.promised]
         self._accepted[1:] = [share * count for count in evidence.accepted]
@@ -362,7 +359,7 @@ class _SourceCorrection:
 
     def _solve(self) -> list[float]:
         logs = [0.0]
-        # The least ratio so far: few depths have one that is less.
+        # Avoids logs of ratios that are not the least so far.
         least = math.inf
         lowest = _HIGHEST
         for promised, taken in zip(self._promised[1:], self._accepted[1:], strict=True):
@@ -375,22 +372,22 @@ class _SourceCorrection:
 
 
 class UsualGains:
-    """Running means of gains, relative to that of a usual draft: of all rounds, of greedy requests and of others."""
+    """Running means of gains relative to a usual draft: of all rounds, of greedy requests and of others."""
 
     def __init__(self) -> None:
         self.mean = 1.0
         self._greedy = self._sampled = 1.0
 
     def of_class(self, is_greedy: bool) -> float:
-        """Relative gain that a request of a class is expected to have."""
+        """Expected relative gain of a class of requests."""
         return self._greedy if is_greedy else self._sampled
 
     def restore(self, mean: float, greedy: float, sampled: float) -> None:
-        """Begin with what was seen elsewhere."""
+        """Start from other means."""
         self.mean, self._greedy, self._sampled = mean, greedy, sampled
 
     def add(self, relative_gain: float, is_greedy: bool) -> None:
-        """A round that had asked for drafts accepted so much."""
+        """Record a round that asked for drafts."""
         if is_greedy:
             self._greedy += _RATE * (relative_gain - self._greedy)
         else:

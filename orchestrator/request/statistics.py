@@ -154,7 +154,7 @@ class OutputClock:
         self._last_s = 0.0
         self.ttft_ms = 0.0
         self.queue_ms = self.door_ms = waited_s * 1000
-        # When the sequence was first opened at a verifier, and the duration of the pass with the first token.
+        # Time of the first opening at a verifier, and duration of the pass with the first token.
         self.opened_ms = 0.0
         self.first_pass_ms = 0.0
 
