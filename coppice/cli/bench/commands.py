@@ -43,10 +43,16 @@ def latency(
     prompts: opt.PromptsFile = None,
     target: opt.Target = opt.TARGET,
     drafter: Annotated[
-        str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
-    ] = opt.DRAFTER,
+        str,
+        typer.Option(
+            metavar="small-lm=DIR|none",
+            help="The small LM's checkpoint directory. none: the target's own sources alone. "
+            "Default: the bundled small LM for the bundled target, none for others.",
+        ),
+    ] = "",
     out: opt.Out = opt.OUT,
     num_prompts: opt.NumPrompts = 20,
+    per_category: opt.PerCategory = 0,
     max_tokens: opt.MaxTokens = 128,
     runs: opt.Runs = 3,
     temperature: opt.Temperatures = None,
@@ -69,10 +75,12 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    small_lm = _small_lm_directory(drafter)
+    drafter = drafter or (opt.DRAFTER if target == opt.TARGET else NO_DRAFTER)
+    small_lm = None if drafter == NO_DRAFTER else _small_lm_directory(drafter)
     opt.begin(target)
-    opt.require_checkpoint(small_lm, "--drafter")
-    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    if small_lm is not None:
+        opt.require_checkpoint(small_lm, "--drafter")
+    chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
 
@@ -80,7 +88,8 @@ def latency(
     from coppice.lab.bench.harness.plots import draw
     from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_with_forms
 
-    spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
+    drafters = () if small_lm is None else (DrafterSpec(DEFAULT_KIND, str(small_lm)),)
+    spec = TopologySpec(str(target), drafters, threads=threads)
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = LatencySuite(setup, small_lm)
     if chosen_forms:

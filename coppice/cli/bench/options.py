@@ -57,6 +57,9 @@ PromptsFile = Annotated[
     ),
 ]
 NumPrompts = Annotated[int, typer.Option(min=1, help="How many prompts to use; fewer if the file has fewer.")]
+PerCategory = Annotated[
+    int, typer.Option(min=0, help="Take so many prompts of each `category` of the file, and not --num-prompts.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
 
 
@@ -81,13 +84,22 @@ def setup(target: Path, prompts: Sequence[Prompt], threads: int, *plan: Any) -> 
     return Setup(target, tuple(prompts), Plan(*plan), num_threads(threads))
 
 
-def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: int = 900) -> list[Prompt]:
-    """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had."""
-    from coppice.lab.bench.prompts import PromptsError, held_out_prompts, read_prompts
+def choose_prompts(
+    path: Path | None, num_prompts: int, seed: int, max_chars: int = 900, per_category: int = 0
+) -> list[Prompt]:
+    """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had.
+
+    With `per_category` so many of each category of the file.
+    """
+    from coppice.lab.bench.prompts import PromptsError, first_of_each_category, held_out_prompts, read_prompts
 
     try:
         if path is None:
+            if per_category:
+                raise typer.BadParameter("--per-category: needs --prompts")
             return held_out_prompts(num_prompts, seed, max_chars=max_chars)
+        if per_category:
+            return first_of_each_category(read_prompts(path), per_category)
         return read_prompts(path)[:num_prompts]
     except PromptsError as error:
         raise typer.BadParameter(str(error)) from error

@@ -115,10 +115,10 @@ def find_divergences(
 
 @dataclass(frozen=True, slots=True)
 class LatencySuite:
-    """One latency benchmark of a target and its small LM, served at `address`."""
+    """One latency benchmark of a target and its small LM, if it has one, served at `address`."""
 
     setup: Setup
-    small_lm: Path
+    small_lm: Path | None
     # Where further forms of the deployment are served.
     forms: Mapping[Form, str] = field(default_factory=dict)
 
@@ -127,16 +127,18 @@ class LatencySuite:
         machine, plan, threads = describe_machine(), self.setup.plan, self.setup.threads
         quiet_transformers()
         torch.set_num_threads(threads)
-        target, small_lm = load_model(self.setup.target), load_model(self.small_lm)
+        target = load_model(self.setup.target)
+        small_lm = None if self.small_lm is None else load_model(self.small_lm)
         async with contextlib.AsyncExitStack() as stack:
             client = await connected(stack, address)
             info = await model_info(client)
-            own = (getattr(model.config, "max_position_embeddings", None) for model in (target, small_lm))
+            models = [target] if small_lm is None else [target, small_lm]
+            own = (getattr(model.config, "max_position_embeddings", None) for model in models)
             context = min(filter(None, (info.max_context_tokens, *own)))
             prompt_ids, num_cut = self.setup.encoded(context)
             contenders: list[Contender] = [
                 Generate(target, threads),
-                Generate(target, threads, small_lm),
+                *([] if small_lm is None else [Generate(target, threads, small_lm)]),
                 Server(client, Policy(OFF, Mode.MODE_OFF)),
                 Server(client, Policy(ON, Mode.MODE_FORCED)),
             ]
@@ -153,7 +155,7 @@ class LatencySuite:
         ratios = Ratios.of(latency_ratios(samples) | form_ratios(samples, self.forms))
         settings = {
             **self.setup.settings(prompt_ids, num_cut),
-            "small_lm": shown_path(self.small_lm),
+            "small_lm": None if self.small_lm is None else shown_path(self.small_lm),
             "forms": [
                 {"contender": form.name, "form": form.kind.value, "delay_ms": form.delay_ms} for form in self.forms
             ],

@@ -7,11 +7,13 @@ import json
 import random
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from coppice.core.chat import ChatMessage, ChatTemplate
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.training.corpus import SourceFile, read_corpus, standard_library
@@ -31,14 +33,16 @@ class PromptsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and where it comes from."""
+    """A prompt and where it comes from. A question to a chat model is rendered by the target's chat template."""
 
     text: str
     origin: str
+    category: str = field(default="", kw_only=True)
+    is_question: bool = field(default=False, kw_only=True)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSON-lines file, gzipped or not: `prompt`, or the first of Spec-Bench's `turns`.
+    """The prompts of a JSON-lines file, gzipped or not: `prompt`, or as a question the first of Spec-Bench's `turns`.
 
     Raises PromptsError if the file cannot be read, a line is not of these shapes, or there is none.
     """
@@ -50,6 +54,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not prompts:
         raise PromptsError(f"{path}: holds no prompt")
     return prompts
+
+
+def first_of_each_category(prompts: Sequence[Prompt], number: int) -> list[Prompt]:
+    """The first `number` prompts of each category, in their order."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= number:
+            chosen.append(prompt)
+    return chosen
 
 
 def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
@@ -89,7 +104,7 @@ def encoded_prompts(
     Raises BenchmarkError if the output alone fills the context, or a prompt has no token.
     """
     tokenizer = TargetTokenizer(load_tokenizer_json(target))
-    encoded = [tokenizer.encode(prompt.text) for prompt in prompts]
+    encoded = [tokenizer.encode(text) for text in _rendered(target, prompts)]
     room = max_context_tokens - max_tokens
     if room < 1:
         raise BenchmarkError(f"outputs of {max_tokens} tokens leave no room for a prompt in {max_context_tokens}")
@@ -98,25 +113,46 @@ def encoded_prompts(
     return [list(prompt[-room:]) for prompt in encoded], sum(len(prompt) > room for prompt in encoded)
 
 
+def _rendered(target: Path, prompts: Sequence[Prompt]) -> list[str]:
+    """Texts of the prompts; questions as the target's chat template has them, where it has one."""
+    template = None
+    if any(prompt.is_question for prompt in prompts):
+        from verifier_svc.model.checkpoint import read_tokenizer
+
+        checkpoint = read_tokenizer(str(target))
+        if checkpoint.chat_template:
+            template = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens)
+    return [
+        template.render([ChatMessage("user", prompt.text)]) if template and prompt.is_question else prompt.text
+        for prompt in prompts
+    ]
+
+
 def _parse(line: str, path: Path, number: int) -> Prompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptsError(f"{path}:{number}: not JSON: {error.msg}") from error
-    text = _text_of(record)
+    text, is_question = _text_of(record)
     if not isinstance(text, str) or not text:
         raise PromptsError(f"{path}:{number}: needs a non-empty `prompt` string or `turns` list of strings")
-    origin = record.get("origin")
-    return Prompt(text, origin if isinstance(origin, str) else f"{path.name}:{number}")
+    origin, category = record.get("origin"), record.get("category")
+    return Prompt(
+        text,
+        origin if isinstance(origin, str) else f"{path.name}:{number}",
+        category=category if isinstance(category, str) else "",
+        is_question=is_question,
+    )
 
 
-def _text_of(record: object) -> object:
+def _text_of(record: object) -> tuple[object, bool]:
+    """A record's prompt, and whether it is a question."""
     if not isinstance(record, dict):
-        return None
+        return None, False
     if "prompt" in record:
-        return record["prompt"]
+        return record["prompt"], False
     turns = record.get("turns")
-    return turns[0] if isinstance(turns, list) and turns else None
+    return (turns[0] if isinstance(turns, list) and turns else None), True
 
 
 def _fewest(max_chars: int) -> int:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.lab.bench.prompts import (
     MAX_PROMPT_CHARS,
     Prompt,
     PromptsError,
+    encoded_prompts,
+    first_of_each_category,
     held_out_prompts,
     read_prompts,
 )
@@ -25,6 +30,26 @@ def _held_out_name(start: int = 0) -> str:
 
 def _source(num_lines: int) -> str:
     return "".join(f"    value_{number} = {number}\n" for number in range(num_lines))
+
+
+def test_questions_are_taken_by_category_and_rendered_by_the_targets_template(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    records = [{"category": category, "turns": [f"{category} {at}"]} for at in range(3) for category in ("qa", "code")]
+    path.write_text("\n".join(map(json.dumps, [*records, {"prompt": "plain"}])))
+    chosen = first_of_each_category(read_prompts(path), 2)
+    assert [prompt.text for prompt in chosen] == ["qa 0", "code 0", "qa 1", "code 1", "plain"]
+    assert [prompt.is_question for prompt in chosen] == [True] * 4 + [False]
+    # A copy of the bundled target's tokenizer, with a template.
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        if (MODELS / "target" / name).exists():
+            shutil.copy(MODELS / "target" / name, tmp_path)
+    tokenizer = TargetTokenizer(load_tokenizer_json(tmp_path))
+    without, _ = encoded_prompts(tmp_path, chosen, 8, 256)
+    assert without == [tokenizer.encode(prompt.text) for prompt in chosen]
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    rendered, _ = encoded_prompts(tmp_path, chosen, 8, 256)
+    expected = [f"user: {prompt.text}\n" if prompt.is_question else prompt.text for prompt in chosen]
+    assert rendered == [tokenizer.encode(text) for text in expected]
 
 
 def test_prompt_lines_and_turns_are_read_and_blank_lines_skipped(tmp_path: Path) -> None:
