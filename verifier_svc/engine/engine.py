@@ -30,7 +30,7 @@ LOAD_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FinishedPass:
-    """A forward pass, and when its planning, its forward and what came of it began; `bubble_s` before the forward."""
+    """A forward pass; start times of its planning, forward and acceptance; `bubble_s` precedes the forward."""
 
     batch: list[RowAllotment]
     plan: PassPlan
@@ -42,12 +42,12 @@ class FinishedPass:
 
     @property
     def took_s(self) -> float:
-        """Seconds of the forward."""
+        """Duration of the forward in seconds."""
         return self.ended_s - self.forward_s
 
 
 class Engine:
-    """Runs one target on its own thread. All public methods but `step` may be called from any thread.
+    """Runs one target on its own thread. Public methods except `step` are thread-safe.
 
     Events reach each stream's sink in batches, on the engine's thread.
     """
@@ -62,7 +62,7 @@ class Engine:
         timeline: Timeline | None = None,
         counts: EngineCounts | None = None,
     ) -> None:
-        """`timeline` is told of every pass; `counts` are for operators, as are those of scheduler, cache and passes."""
+        """`timeline` records every pass; `counts` are for metrics, as are those of scheduler, cache and passes."""
         self._timeline = timeline
         self._target = target
         self._info = info
@@ -83,24 +83,24 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
     def start(self, on_death: Callable[[], object] | None = None) -> None:
-        """Start the model thread, which calls `on_death` when it ends without having been stopped."""
+        """Start the model thread; it calls `on_death` if it ends without `stop`."""
         self._on_death = on_death
-        # Compiled at its first use, which should not be a request's.
+        # Compiled here, so that no request waits.
         warm_up(self._info.vocab_size)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the pass that runs now; waits for the thread."""
+        """Stop after the current pass; waits for the thread."""
         self._commands.put(None)
         self._thread.join()
         self.grammars.close()
 
     def attach(self, stream: int, sink: Sink) -> None:
-        """Events of a stream's sequences go to `sink` from now on."""
+        """Deliver events of a stream's sequences to `sink` from now on."""
         self._commands.put(lambda: self._outbox.attach(stream, sink))
 
     def detach(self, stream: int) -> None:
-        """The stream is gone: so are its sequences."""
+        """Remove a stream and its sequences."""
 
         def detach() -> None:
             self._outbox.detach(stream)
@@ -109,16 +109,16 @@ class Engine:
         self._commands.put(detach)
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
-        """Queue a sequence; refusals come as events."""
+        """Queue a sequence; errors are events."""
         self._commands.put(lambda: self._sequences.open(key, spec))
 
     def submit(self, key: SequenceKey, draft: Draft) -> None:
-        """Put a draft into a sequence's mailbox, unless the sequence is gone; a refusal comes as an event."""
+        """Put a draft into a sequence's mailbox, if it is open; errors are events."""
         came_s = self._clock()
         self._commands.put(lambda: self._sequences.submit(key, draft, came_s))
 
     def close(self, key: SequenceKey) -> None:
-        """Free a sequence; unknown ones are fine, since it may just have finished."""
+        """Free a sequence; a no-op if it is unknown, since it may just have finished."""
         self._commands.put(lambda: self._sequences.close(key))
 
     def _run(self) -> None:
@@ -126,18 +126,18 @@ class Engine:
             while not self._stopping:
                 self.step()
             self._deliver()
-        except BaseException:  # whatever it was: nothing is computed any more
+        except BaseException:  # any error ends the engine
             logger.exception("the model thread has ended")
             if self._on_death is not None:
                 self._on_death()
 
     def step(self) -> None:
-        """Carry out what has arrived; where a pass may start, schedule it, run it, accept what it brought; deliver.
+        """Execute pending commands; run and accept a pass if one may start; deliver events.
 
-        What came of a pass is delivered at once if nothing else is to do, else before the next one's forward: the event
-        loop then sends it while we hardly need the interpreter, and does not hold up the planning of the pass.
+        Events of a pass are delivered at once if no other may start, else before the next forward: the event loop then
+        sends them while the forward does not hold the GIL, and does not delay the pass's planning.
         """
-        # Finished sequences may have made room: look before waiting for commands, and again after them.
+        # Before waiting for commands, since finished sequences may have freed blocks, and again after them.
         self.scheduler.admit(self._clock())
         self._take_commands()
         self.scheduler.admit(self._clock())
@@ -156,9 +156,9 @@ class Engine:
         return start_s is not None and start_s <= self._clock()
 
     def _run_pass(self, batch: list[RowAllotment], started_s: float) -> FinishedPass | None:
-        """One forward pass over the next rows of every sequence of the batch; None where it failed, and with it they.
+        """One forward pass over the next rows of the batch; None if it failed, which fails its sequences.
 
-        Before the forward, what came of the last pass is delivered.
+        Delivers the last pass's events before the forward.
         """
         try:
             work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in batch]
@@ -166,7 +166,7 @@ class Engine:
             self._deliver()
             forward_s = self._clock()
             result = self.passes.run(plan, work)
-        except Exception:  # out of memory, a failed kernel: these sequences fail, others go on
+        except Exception:  # out of memory, a failed kernel: fails these sequences only
             logger.exception("a pass over %d sequences failed", len(batch))
             self.counts.pass_failed()
             self._fail([share.key for share in batch])
@@ -189,7 +189,7 @@ class Engine:
         self._report_load(finished)
 
     def _end_round(self, share: RowAllotment, part: PassPart, finished: FinishedPass) -> RoundOutcome | None:
-        """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
+        """Outcome of a round; None for part of a prompt, and for a failed sequence."""
         key, sequence, ended_s = share.key, share.sequence, finished.ended_s
         waited_s = finished.started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
         outcome = self._sequences.alone(
@@ -214,7 +214,7 @@ class Engine:
         return outcome
 
     def _take_commands(self) -> None:
-        """Carry out what has arrived; wait for more while no pass may start."""
+        """Execute pending commands; wait for more while no pass may start."""
         start_s = self.scheduler.next_start_s()
         if start_s is None:
             self.counts.nothing_runs()
@@ -235,13 +235,15 @@ class Engine:
             command()
 
     def _fail(self, keys: Sequence[SequenceKey]) -> None:
-        """A pass over these sequences failed; all that run do where rows of their accepted paths may not have moved."""
+        """Fail these sequences after a failed pass; all running ones if moves of accepted rows may be incomplete."""
         if self.cache.has_unmade_moves:
             keys = self.scheduler.running_keys()
         for key in keys:
             self._sequences.fail_with_pass(key)
         if self.cache.has_unmade_moves:
-            logger.error("rows may not have moved: all %d sequences failed, prompts are read anew", len(keys))
+            logger.error(
+                "KV cache moves may be incomplete: all %d sequences failed and the prefix cache is cleared", len(keys)
+            )
             self.cache.forget()
 
     def _report_load(self, finished: FinishedPass) -> None:

@@ -1,6 +1,6 @@
-"""Features: for each committed token the target's last hidden state of the row that it was drawn from, as EAGLE has it.
+"""Features: the target's last hidden state of the row that each committed token was drawn from, as in EAGLE.
 
-All of them are known in the pass that commits the tokens. In bfloat16, for drafters that ask for them: hints.
+Known in the pass that commits the tokens. In bfloat16, for drafters that request them; they are hints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def committed_features(states: HalfArray, accepted: Acceptance) -> bytes:
 
 
 def feature_size(target: TargetModel) -> int:
-    """The width of a target's features; 0 where it gives none, or not without changing a bit of its logits."""
+    """Width of a target's features; 0 if they are not available without changing its logits bitwise."""
     cache = SequenceCache(target.cache, BLOCK_SIZE)
     try:
         plain = target.forward(target.plan([SequenceRows(cache, [0])]))

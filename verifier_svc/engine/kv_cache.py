@@ -1,13 +1,12 @@
-"""The paged KV cache's bookkeeping: blocks of token slots, and per sequence a table of the blocks that it uses.
+"""Paged KV cache: blocks of token slots, and per sequence a block table.
 
-A sequence's tokens lie in its blocks in order: position p is in slot p mod BLOCK_SIZE of block p div BLOCK_SIZE. A
-pass writes its rows behind the committed tokens; accepting a path moves the path's rows together, and what lay between
-them is overwritten by the next pass. The keys and values themselves belong to the attention kernel.
+Position p of a sequence is slot p mod BLOCK_SIZE of its block p div BLOCK_SIZE. A pass writes its rows after the
+committed tokens; accepting a path moves the path's rows together, and rejected rows are overwritten by the next pass.
+The keys and values themselves belong to the attention kernel.
 
-Keys and values depend on the tokens up to their own, and on whether the text has long rope factors. So a block that
-committed tokens fill is published under a digest of both, and a sequence that begins with the same tokens and has the
-same factors uses it, too. A published block that nobody uses any more stays until its room is needed; the one that was
-left longest ago goes first.
+Keys and values depend on the tokens up to their own, and on whether the text has long rope factors. A block filled
+with committed tokens is therefore published under a digest of both, and shared by sequences that begin with the same
+tokens and factors. A published block without users is kept until its memory is needed, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from coppice.core.errors import OverloadedError
 from coppice.core.prefix_digests import first_digest, longer_digest
 
 IntArray = npt.NDArray[np.int64]
-# bfloat16, which numpy does not know.
+# bfloat16, which numpy lacks.
 HalfArray = npt.NDArray[np.int16]
 
-# Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
+# Slots per block: as many keys as a compiled loop scores at once without idle lanes.
 BLOCK_SIZE = 64
 
 
@@ -36,7 +35,7 @@ def slots_of(table: IntArray, positions: IntArray) -> IntArray:
 
 
 def slot_list(table: IntArray, first: int, last: int) -> list[int]:
-    """Slots of the positions from `first` to before `last`, of which a round has too few for arrays to pay."""
+    """Slots of positions in [first, last); a list, since rounds have too few for arrays to pay."""
     slots: list[int] = []
     while first < last:
         block, offset = divmod(first, BLOCK_SIZE)
@@ -48,7 +47,7 @@ def slot_list(table: IntArray, first: int, last: int) -> list[int]:
 
 
 class KVCache:
-    """Who uses which block, what published blocks hold, and which rows have to move before the next pass.
+    """Users of blocks, contents of published blocks, and rows to move before the next pass.
 
     Without `reuses_prefixes` nothing is published.
     """
@@ -57,33 +56,33 @@ class KVCache:
         self.num_blocks = num_blocks
         self._reuses_prefixes = reuses_prefixes
         self._num_users = [0] * num_blocks
-        # Blocks that hold nothing of use.
+        # Blocks without reusable content.
         self._empty = list(range(num_blocks - 1, -1, -1))
-        # Published blocks without a user, left longest ago first.
+        # Published blocks without users, least recently used first.
         self._left: OrderedDict[int, None] = OrderedDict()
         self._published: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
-        # Slots; few a round, for which lists are quicker than arrays.
+        # Slots; lists are faster than arrays for the few moves of a round.
         self._sources: list[int] = []
         self._destinations: list[int] = []
-        # Whether a pass has taken moves and not said that they were made.
+        # Whether moves were taken but not confirmed by `moves_made`.
         self.has_unmade_moves = False
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence uses."""
+        """Blocks not used by any sequence."""
         return len(self._empty) + len(self._left)
 
     @property
     def num_reusable_blocks(self) -> int:
-        """Those of them that hold what a prompt may begin with."""
+        """Free blocks with a reusable prefix."""
         return len(self._left)
 
     def take_block(self) -> int:
-        """Hand out a block that nobody uses.
+        """Allocate a free block.
 
         Raises:
-            OverloadedError: there is none.
+            OverloadedError: no block is free.
         """
         if self._empty:
             block = self._empty.pop()
@@ -96,7 +95,7 @@ class KVCache:
         return block
 
     def share_block(self, digest: bytes) -> int | None:
-        """Use the block that is published under a digest, beside whoever uses it already; None if there is none."""
+        """Use the block published under a digest, with its other users; None if there is none."""
         block = self._published.get(digest)
         if block is not None:
             self._left.pop(block, None)
@@ -104,7 +103,7 @@ class KVCache:
         return block
 
     def num_held(self, digests: Iterable[bytes]) -> int:
-        """How many of a text's blocks others use at the moment: to share these takes no free block."""
+        """Number of leading blocks of a text that have users: sharing these takes no free block."""
         held = 0
         for digest in digests:
             block = self._published.get(digest)
@@ -114,14 +113,14 @@ class KVCache:
         return held
 
     def publish_block(self, block: int, digest: bytes) -> None:
-        """Let others use a full block; a second one with the same content stays private."""
+        """Share a full block; a second one with the same content stays private."""
         if self._reuses_prefixes and digest not in self._published:
             self._published[digest] = block
             self._digests[block] = digest
 
     def return_blocks(self, blocks: Iterable[int]) -> None:
-        """One user less for each of a sequence's blocks, in the order of its tokens."""
-        # Later blocks are of no use without the earlier ones, so they are the first to go.
+        """Remove a user from each of a sequence's blocks, given in token order."""
+        # Reversed: later blocks are useless without earlier ones, so they are evicted first.
         for block in reversed(list(blocks)):
             self._num_users[block] -= 1
             if self._num_users[block] == 0:
@@ -131,23 +130,23 @@ class KVCache:
                     self._empty.append(block)
 
     def move(self, source: int, destination: int) -> None:
-        """Before the next pass, what is in one slot has to go to another; all slots are read before any is written."""
+        """Copy a slot to another before the next pass; all are read before any is written."""
         self._sources.append(source)
         self._destinations.append(destination)
 
     def take_moves(self) -> tuple[IntArray, IntArray]:
-        """Sources and destinations of all moves since the last call; whoever makes them says so by `moves_made`."""
+        """Sources and destinations of moves since the last call; to be confirmed by `moves_made`."""
         moves = np.array(self._sources, np.int64), np.array(self._destinations, np.int64)
         self.has_unmade_moves |= len(self._sources) > 0
         self._sources, self._destinations = [], []
         return moves
 
     def moves_made(self) -> None:
-        """The moves that were taken last are made, in all layers."""
+        """Confirm that the moves taken last were made in all layers."""
         self.has_unmade_moves = False
 
     def forget(self) -> None:
-        """What the slots hold is of no use any more: nothing is published or to be moved. Nobody may use a block."""
+        """Drop all contents and pending moves. No block may have users."""
         self._empty += self._left
         self._left.clear()
         self._published.clear()
@@ -157,10 +156,10 @@ class KVCache:
 
 
 class SequenceCache:
-    """One sequence's part of the cache, for at most `max_tokens` tokens and rows behind them.
+    """One sequence's part of the cache, for at most `max_tokens` tokens and rows after them.
 
-    Sequences share blocks only with those of the same `salt`, and of the same rope factors: `is_long` where keys are
-    turned by long ones, see rope_regimes.py.
+    Blocks are shared only among sequences of the same `salt` and rope factors: with `is_long`, keys have long ones, see
+    rope_regimes.py.
     """
 
     def __init__(self, cache: KVCache, max_tokens: int, salt: str = "", *, is_long: bool = False) -> None:
@@ -168,10 +167,10 @@ class SequenceCache:
         self.is_long = is_long
         self._num_blocks = 0
         self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
-        # Blocks that are shared or published, and the digest of the tokens up to the end of the last of them.
+        # Number of shared or published blocks, and the digest of the tokens up to their end.
         self._num_published = 0
         self._digest = first_digest(salt, is_long=is_long)
-        # Tokens whose keys and values are kept.
+        # Tokens with kept keys and values.
         self.length = 0
 
     @property
@@ -180,7 +179,7 @@ class SequenceCache:
         return self._table[: self._num_blocks]
 
     def adopt(self, token_ids: Sequence[int]) -> int:
-        """Begin with what others have computed of these tokens, at most all but the last; returns how many."""
+        """Share cached blocks of these tokens, except the last token; returns their number of tokens."""
         while (self._num_blocks + 1) * BLOCK_SIZE < len(token_ids):
             digest = self._next_digest(token_ids)
             block = self._cache.share_block(digest)
@@ -192,25 +191,25 @@ class SequenceCache:
         return self.length
 
     def num_missing(self, rows: int) -> int:
-        """Blocks that the next `rows` rows need and that the sequence does not own."""
+        """Blocks that the next `rows` rows need and the sequence lacks."""
         return max(0, -(-(self.length + rows) // BLOCK_SIZE) - self._num_blocks)
 
     def room_behind(self, rows: int) -> int:
-        """Rows that fit behind the next `rows` ones and take no block more than those."""
+        """Rows after the next `rows` ones that need no further block."""
         return (self._num_blocks + self.num_missing(rows)) * BLOCK_SIZE - self.length - rows
 
     def reserve(self, rows: int) -> None:
-        """Own the blocks that the next `rows` rows are written to.
+        """Allocate blocks for the next `rows` rows.
 
         Raises:
-            OverloadedError: the cache has no block left.
+            OverloadedError: no block is free.
         """
         while self._num_blocks * BLOCK_SIZE < self.length + rows:
             self._append(self._cache.take_block())
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last pass, in path order and ascending; the others are forgotten."""
-        # Ascending: the last is in its place only when all are.
+        """Commit these rows of the last pass, in ascending path order; the others are dropped."""
+        # Ascending, so the last is in place only if all are.
         if rows and rows[-1] != len(rows) - 1:
             for place, row in enumerate(rows):
                 if row != place:
@@ -218,14 +217,14 @@ class SequenceCache:
         self.length += len(rows)
 
     def publish(self, token_ids: Sequence[int]) -> None:
-        """Let others use the blocks that committed tokens fill. `token_ids` are the sequence's, at least `length`."""
+        """Publish blocks filled with committed tokens. `token_ids` are the sequence's, at least `length`."""
         while (self._num_published + 1) * BLOCK_SIZE <= self.length:
             self._digest = self._next_digest(token_ids)
             self._cache.publish_block(int(self._table[self._num_published]), self._digest)
             self._num_published += 1
 
     def release(self) -> None:
-        """Give every block back; the sequence must not be used any more."""
+        """Return all blocks; the sequence must not be used any more."""
         self._cache.return_blocks(self.table.tolist())
         self._num_blocks = 0
         self.length = 0
@@ -238,6 +237,6 @@ class SequenceCache:
         self._num_blocks += 1
 
     def _next_digest(self, token_ids: Sequence[int]) -> bytes:
-        """The digest of the tokens up to the end of the first block that is not published."""
+        """Digest of the tokens up to the end of the first unpublished block."""
         start = self._num_published * BLOCK_SIZE
         return longer_digest(self._digest, token_ids[start : start + BLOCK_SIZE])

@@ -12,7 +12,7 @@ from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps of a token."""
+    """Shape and dtype of a layer's keys and values per token."""
 
     kv_heads: int
     size: int
@@ -26,38 +26,38 @@ class LayerShape:
 
 
 class LayerPools:
-    """Keys [layers, blocks, kv_heads, BLOCK_SIZE, size] and values likewise, for each shape that layers have.
+    """Keys [layers, blocks, kv_heads, BLOCK_SIZE, size] and values likewise, one pool per layer shape.
 
-    Beyond the blocks of the cache there is one more, for what nobody reads.
+    There is one block more than the cache's, for writes that are never read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._num_blocks = 0
-        # Layers that were seen, remembered over `allocate`: from then on those of one shape lie together.
+        # Layers seen, kept over `allocate`, which puts those of one shape together.
         self._shapes: dict[int, LayerShape] = {}
         self._pools: list[tuple[Tensor, Tensor]] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
+        """Bytes per token over all layers seen so far."""
         return sum(shape.num_bytes for shape in self._shapes.values())
 
     @property
     def scratch_slot(self) -> int:
-        """A slot that belongs to no sequence."""
+        """A slot of no sequence."""
         return self._num_blocks * BLOCK_SIZE
 
     def allocate(self, num_blocks: int) -> None:
-        """Start over with room for this many blocks, in every layer that has been seen."""
+        """Allocate this many blocks in every layer seen, dropping contents."""
         self._num_blocks = num_blocks
         self._pools, self._layers = [], {}
         for shape in dict.fromkeys(self._shapes.values()):
             self._add([layer for layer, other in self._shapes.items() if other == shape], shape)
 
     def layer(self, layer: int, shape: LayerShape) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values [blocks + 1, kv_heads, BLOCK_SIZE, size]."""
+        """Keys and values of a layer [blocks + 1, kv_heads, BLOCK_SIZE, size]."""
         if layer not in self._layers:
             self._shapes[layer] = shape
             self._add([layer], shape)

@@ -1,14 +1,14 @@
-"""A round's wait for its draft: never longer than asked, and none once waiting has stopped paying."""
+"""A round's bounded wait for its draft; none while waiting does not pay."""
 
 from __future__ import annotations
 
-# After this many vain waits in a row, rounds stop waiting and only try again now and then.
+# After this many waits without a draft in a row, rounds stop waiting and only retry now and then.
 _PATIENCE = 2
 _LONGEST_PAUSE = 64
 
 
 class Linger:
-    """One sequence's bounded wait. A silent drafter costs at most a few waits, then a vanishing share of rounds."""
+    """Linger of one sequence. A silent drafter costs a few waits at first, then a vanishing share of rounds."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -16,11 +16,11 @@ class Linger:
         self._pause = 0
 
     def wait_s(self) -> float:
-        """How long the coming round may wait, from the last outcome on."""
+        """Longest wait of the coming round after the last outcome, in seconds."""
         return 0.0 if self._pause > 0 else self.limit_s
 
     def round_over(self, *, drafted: bool) -> None:
-        """Learn from a round: whether its draft had arrived."""
+        """Learn from a round; `drafted`: its draft had arrived."""
         if drafted:
             self._misses = 0
             self._pause = 0

@@ -1,7 +1,7 @@
-"""A sequence's mailbox: drafts arrive here by base length, whenever they arrive; a round takes the best that fits.
+"""A sequence's mailbox: drafts by base length; a round takes the best one that applies.
 
-No draft is dropped for being late. It is re-rooted: walked down the tokens committed since the length that it starts
-from; what hangs below is still a valid draft. Sampled trees and synchronous sequences have a mailbox of their own.
+Late drafts are not dropped but re-rooted: the subtree after the tokens committed since their base is still a valid
+draft. Sampled trees and synchronous sequences have a mailbox of their own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.draft_counts import DraftCounts, DraftOrigin
 
-# Drafts for lengths that are not reached yet; more than this means that the sender has lost track.
+# Upper bound of drafts for later lengths; more means a sender out of step.
 _MAX_AHEAD = 8
 
 
 class Mailbox:
-    """Holds the draft for the coming round and those for lengths that are not reached yet.
+    """Holds the draft for the coming round and those for later lengths.
 
-    A draft is fresh when it was made for the committed length itself: nothing better is on its way.
+    A draft is fresh if made for the committed length itself: no better one is to come.
     """
 
     def __init__(self, counts: DraftCounts | None = None) -> None:
@@ -28,13 +28,13 @@ class Mailbox:
         self._is_fresh = False
         self._origin = DraftOrigin.FRESH
         self._later: dict[int, TokenTree] = {}
-        # What was drafted ahead, behind outcomes of the coming round.
+        # Drafted ahead: a tree of the coming round's possible outcomes and their continuations.
         self._ahead: TokenTree | None = None
         self._num_stale = 0
 
     @property
     def tree(self) -> TokenTree | None:
-        """The best draft for the coming round. A fresh empty tree is a draft, too."""
+        """Best draft for the coming round. A fresh empty tree counts as a draft."""
         return self._tree
 
     @property
@@ -44,11 +44,11 @@ class Mailbox:
 
     @property
     def origin(self) -> DraftOrigin:
-        """When the draft was made; of no meaning without one."""
+        """Origin of the draft; undefined without one."""
         return self._origin
 
     def put(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Take a draft behind the first `base_length` of the committed `tokens`, or of more to come."""
+        """Add a draft after the first `base_length` of the committed `tokens`, or of a later length."""
         if base_length > len(tokens):
             if len(self._later) < _MAX_AHEAD:
                 self._later[base_length] = tree
@@ -57,7 +57,7 @@ class Mailbox:
                 self._counts.stale_ahead += 1
         elif base_length == len(tokens):
             if len(tree) == 0 and self._tree is not None and self._origin is DraftOrigin.REDRAFT:
-                # Nobody else has anything to say: there is nothing to wait for, and the target's own draft stays.
+                # No drafter has a draft: nothing to wait for, and the target's own draft stays.
                 self._is_fresh = True
                 return
             self._tree, self._is_fresh, self._origin = tree, True, DraftOrigin.FRESH
@@ -66,10 +66,10 @@ class Mailbox:
             self._put_late(tree.descend(tokens[base_length:]))
 
     def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int], *, in_time: bool = False) -> None:
-        """Take a tree of outcomes of the round that starts at `base_length`, and of what may follow them.
+        """Add a tree of possible outcomes of the round that starts at `base_length`, and of their continuations.
 
-        It is no draft for that round itself. One that comes behind that round is re-rooted. With `in_time` it had come
-        before the last outcome was known, and is put here only now.
+        It is not a draft for that round itself. After that round it is re-rooted. `in_time`: it arrived before the last
+        outcome but is added only now.
         """
         if base_length == len(tokens):
             self._ahead = tree
@@ -82,9 +82,9 @@ class Mailbox:
             self._counts.stale_ahead += 1
 
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
-        """These `token_ids` were committed, and `tokens` are all: what is left of the draft is for the next round.
+        """Commit `token_ids`, the last of all `tokens`: the remaining subtree becomes the next round's draft.
 
-        So is what was drafted ahead for this outcome, if that promises more.
+        Or the subtree drafted ahead for this outcome, if it has more expected tokens.
         """
         left = EMPTY_TREE if self._tree is None else self._tree.descend(token_ids)
         self._tree, self._is_fresh, self._origin = (left if len(left) else None), False, DraftOrigin.LEFT_OVER
@@ -97,17 +97,17 @@ class Mailbox:
             self._origin = DraftOrigin.AHEAD
 
     def put_redraft(self, tree: TokenTree) -> None:
-        """Take the target's own draft behind all committed tokens, unless what is there is better."""
+        """Add the target's own draft after all committed tokens, unless a better one is there."""
         if not self._tree or (not self._is_fresh and tree.expected_tokens > self._tree.expected_tokens):
             self._tree, self._origin = tree, DraftOrigin.REDRAFT
 
     def take_stale(self) -> int:
-        """How many drafts were of no use since the last call."""
+        """Number of drafts discarded since the last call."""
         count, self._num_stale = self._num_stale, 0
         return count
 
     def _put_drafted_ahead(self, behind: TokenTree) -> None:
-        """Take what was drafted ahead behind the outcome that came, if that is anything."""
+        """Add a non-empty subtree drafted ahead for the actual outcome."""
         self._counts.ahead_hits += len(behind) > 0
         self._counts.ahead_misses += not len(behind)
         promised = 0.0 if self._tree is None else self._tree.expected_tokens
@@ -126,10 +126,10 @@ class Mailbox:
 
 
 class ExactMailbox:
-    """Holds the tree that was made for the coming round, for sequences that are verified by traversal or synchronous.
+    """Holds the tree made for the coming round, for synchronous sequences and for traversal.
 
-    One that comes for any other length is dropped, and so is what a round leaves over: of a sampled tree those nodes
-    were looked at, and what was committed tells something of them.
+    Trees for other lengths and remaining subtrees are dropped: the nodes of a sampled tree were examined, so committed
+    tokens carry information about them.
     """
 
     def __init__(self, counts: DraftCounts | None = None, *, is_sampled: bool = True) -> None:
@@ -141,21 +141,21 @@ class ExactMailbox:
 
     @property
     def tree(self) -> TokenTree | None:
-        """The draft for the coming round. An empty tree is a draft, too."""
+        """Draft for the coming round. An empty tree counts as a draft."""
         return self._tree
 
     @property
     def origin(self) -> DraftOrigin:
-        """When the draft was made: for the coming round, once that was known."""
+        """Always fresh."""
         return DraftOrigin.FRESH
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is a draft: all of them are made for the coming round."""
+        """Whether there is a draft; all are made for the coming round."""
         return self._tree is not None
 
     def put(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Take a draft behind the first `base_length` of the committed `tokens`, if that is all of them."""
+        """Add a draft, if `base_length` is the number of committed `tokens`."""
         if base_length == len(tokens):
             self._tree = tree
             self._counts.in_time += len(tree) > 0
@@ -165,16 +165,16 @@ class ExactMailbox:
             self._counts.stale_missed += not self._is_sampled
 
     def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int], *, in_time: bool = False) -> None:
-        """Drop a tree that was drafted ahead."""
+        """Drop a tree drafted ahead."""
         self._num_stale += 1
         self._counts.stale_sampled += self._is_sampled
         self._counts.stale_missed += not self._is_sampled
 
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
-        """These `token_ids` were committed: the round's draft is used up."""
+        """Drop the round's draft after a commit."""
         self._tree = None
 
     def take_stale(self) -> int:
-        """How many drafts were of no use since the last call."""
+        """Number of drafts discarded since the last call."""
         count, self._num_stale = self._num_stale, 0
         return count

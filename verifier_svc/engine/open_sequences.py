@@ -1,4 +1,4 @@
-"""The sequences that streams have opened: how they come in, get their grammars and drafts, fail, and go."""
+"""Sequences of all streams: opening, grammars, drafts, failure and removal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Result = TypeVar("Result")
 
 
 class OpenSequences:
-    """Puts sequences into the scheduler and takes them out. Only the engine's thread touches it.
+    """Adds sequences to the scheduler and removes them. For the engine's thread only.
 
-    What fails for one sequence ends that one, and no other.
+    An error of one sequence ends only that one.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class OpenSequences:
         clock: Callable[[], float],
         call: Callable[[Command], None],
     ) -> None:
-        """`call` has a command carried out on the engine's thread; it may be called from any."""
+        """`call` executes a command on the engine's thread; it is thread-safe."""
         self._scheduler = scheduler
         self._outbox = outbox
         self._counts = counts
@@ -51,19 +51,19 @@ class OpenSequences:
         self._call = call
         self._tokenizer = TargetTokenizer(info.tokenizer_json)
         self.grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
-        # What takes a sequence's grammar out of the queue again, while it waits.
+        # Cancels compilation of a waiting sequence's grammar.
         self._compiling: dict[SequenceKey, Callable[[], None]] = {}
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
-        """Queue a sequence, or refuse it."""
+        """Queue a sequence, or report an error."""
         self.alone(key, lambda: self._open(key, spec))
 
     def submit(self, key: SequenceKey, draft: Draft, came_s: float) -> None:
-        """Put a draft that came at `came_s` into a sequence's mailbox, unless the sequence is gone, or refuse it."""
+        """Put a draft that arrived at `came_s` into a sequence's mailbox, if it is open, or report an error."""
         self.alone(key, lambda: self._submit(key, draft, came_s))
 
     def close(self, key: SequenceKey) -> None:
-        """Free a sequence; unknown ones are fine."""
+        """Free a sequence; a no-op if unknown."""
         cancel = self._compiling.pop(key, None)
         if cancel is not None:
             cancel()
@@ -76,28 +76,28 @@ class OpenSequences:
                 self.close(key)
 
     def finish(self, key: SequenceKey, reason: str) -> None:
-        """A sequence has come to its end."""
+        """Count and remove a finished sequence."""
         self._counts.finished[reason] += 1
         self._scheduler.remove(key)
 
     def fail(self, key: SequenceKey, error: CoppiceError) -> None:
-        """End a sequence, or refuse one."""
+        """Remove a sequence with an error."""
         self._scheduler.remove(key)
         self._refuse(key, error)
 
     def fail_with_pass(self, key: SequenceKey) -> None:
-        """A pass had no result: the sequence cannot go on."""
+        """Fail a sequence of a failed pass."""
         sequence = self._scheduler.find(key)
         extra = of_request(sequence.request_id if sequence is not None else "")
         logger.error("sequence %d of stream %d failed with a pass", key.sequence_id, key.stream, extra=extra)
         self.fail(key, CoppiceError("the forward pass failed"))
 
     def alone(self, key: SequenceKey, action: Callable[[], Result]) -> Result | None:
-        """Do what concerns one sequence: where that fails, the sequence ends, and no other."""
+        """Run an action of one sequence; an error ends only that sequence."""
         try:
             return action()
-        except Exception as error:  # whatever it is, others go on
-            # Trees are checked when they come: one that is wrong by now is no mistake of the client's.
+        except Exception as error:  # other sequences continue
+            # Trees were checked on arrival: an invalid one is not the client's error.
             if isinstance(error, InvalidTreeError) or not isinstance(error, InvalidRequestError):
                 logger.exception("sequence %d of stream %d cannot go on", key.sequence_id, key.stream)
                 error = CoppiceError("the verifier failed")
@@ -127,7 +127,7 @@ class OpenSequences:
                 self._compile(key, sequence, spec.sampling.grammar, spec.cache_salt)
 
     def _compile(self, key: SequenceKey, sequence: Sequence, grammar: Grammar, salt: str) -> None:
-        """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does.
+        """Compile a sequence's grammar; only this sequence waits for it.
 
         Sequences of the same salt share their turns.
         """

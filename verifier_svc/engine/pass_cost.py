@@ -1,33 +1,33 @@
-"""The fixed cost of a pass in rows, learned from the passes that ran."""
+"""Fixed cost of a pass in rows, learned from passes."""
 
 from __future__ import annotations
 
 import math
 
-# What is left of a pass's weight with each further one, and the weight of all from which on something is known.
+# Decay per pass of earlier passes' weight, and least total weight before results are used.
 _FADE = 1 - 1 / 128
 _LEAST_WEIGHT = 16.0
-# Numbers of rows tell nothing of what one costs unless their spread is this share of their mean.
+# Least spread of row counts, as a share of their mean, before the cost of a row can be estimated.
 _LEAST_SPREAD = 0.2
-# A pass that takes this many times what it should was held up by something else.
+# Upper bound of a pass's time, in expected ones: longer passes were delayed by something else.
 _OUTLIER = 3.0
 
 
 class PassCost:
-    """Least squares of seconds = own + row x rows, older passes fading."""
+    """Least squares of seconds = own + row x rows, with decaying weights."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._rows = self._seconds = 0.0
         self._rows_squared = self._rows_seconds = 0.0
-        # Seconds of a pass by itself and of a row, once known.
+        # Seconds of a pass and of a row, once known.
         self._line: tuple[float, float] | None = None
 
     @property
     def own_rows(self) -> float:
-        """How many rows take as long as a pass without any; infinite where rows are free.
+        """Number of rows whose cost equals a pass's fixed cost; infinite if rows are free.
 
-        0 until it is known. Then trees are small, and prompts that come and go make passes of many sizes.
+        0 until known. Then trees are small, and prompts vary the sizes of passes.
         """
         if self._line is None:
             return 0.0

@@ -1,9 +1,8 @@
-"""The plan of one pass: the rows of many sequences packed into one, and the visibility among them.
+"""Plan of one pass: rows of many sequences packed into one batch, and the visibility among them.
 
-A sequence's rows are its pending tokens (committed, not yet in the cache; the last of them is the root), then its
-tree, then its masks. Plain decoding is the same thing with an empty tree, a prompt is the same thing with many pending
-tokens. To attention masks are nodes, which nothing hangs behind but masks; their keys and values lie where the next
-pass writes, since no path that is kept has any.
+A sequence's rows are its pending tokens (committed, not in the cache yet; the last of them is the root), its tree,
+and its masks. Plain decoding has an empty tree, prefill many pending tokens. To attention, masks are nodes with only
+masks as descendants; their keys and values are overwritten by the next pass, since no accepted path contains any.
 """
 
 from __future__ import annotations
@@ -23,24 +22,23 @@ from verifier_svc.verify.draw_rule import DrawRule
 if TYPE_CHECKING:
     from verifier_svc.verify.token_choice import TokenChooser
 
-# In strict mode passes have a multiple of this many rows, since matrix kernels treat fewer rows differently; or a
-# multiple of fewer, where they are found not to, see row_multiple.py.
+# In strict mode passes have a multiple of this many rows, since matrix kernels compute fewer rows differently; or of
+# fewer, if tested to be exact, see row_multiple.py.
 ROW_MULTIPLE = 4
-# Up to so many times its multiple, a pass has any multiple of rows; for every doubling beyond, the steps between sizes
-# double, too. Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
+# Sizes are multiples up to this many multiples; the step doubles with every doubling beyond. Matrix kernels keep
+# machine code for each size, about a MiB per shape of weights.
 FINE_STEPS = 32
-# Position ids that the model is given are raised by this for texts with long rope factors, see rope_regimes.py; beyond
-# every context, and small enough for 32 bits.
+# Offset of position ids for texts with long rope factors, see rope_regimes.py; above every context, within 32 bits.
 LONG_OFFSET = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
+    """One sequence's rows of a pass: pending tokens, the tree after the last of them, then masks after both.
 
-    `wants_logits` is false for a part of a prompt that has more to come. Without a `draw_rule` no node is pruned early.
-    `wants_states`: whether the hidden states that logits come from are wanted, too. With a `chooser` the pass draws the
-    tokens of the root's and the tree's rows; `keeps_logits`: whether the rows' logits are wanted all the same.
+    `wants_logits` is false for part of a prompt with more to come. Without a `draw_rule` no node is pruned early.
+    `wants_states`: the hidden states before the output layer are needed too. With a `chooser` the pass draws the tokens
+    of the root's and the tree's rows; `keeps_logits`: the rows' logits are needed nevertheless.
     """
 
     cache: SequenceCache
@@ -58,19 +56,19 @@ class SequenceRows:
 
     @property
     def num_masks(self) -> int:
-        """Rows of all masks."""
+        """Number of mask rows."""
         return sum([group.num_masks for group in self.masks])
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [start, stop) of a pass, and the keys that they may see.
+    """Rows [start, stop) of a pass, and their visible keys.
 
-    A row sees the sequence's first `num_context` tokens, which are in the cache, and of the segment's own rows: a
-    pending token all up to itself, a node all pending ones, its ancestors and itself. `parents` are those of the tree's
-    nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`,
-    or to `num_context` + `places[i]` where rows are gone. `positions` are the places in the text, which `is_long`
-    where it has long rope factors.
+    A row attends to the sequence's first `num_context` tokens, which are in the cache, and among the segment's own
+    rows: a pending token to all up to itself, a node to all pending ones, its ancestors and itself. `parents` are those
+    of the tree's nodes, then of masks. Row i is written to position `num_context` + i of the sequence with block table
+    `table`, or to `num_context` + `places[i]` after pruning. `positions` are those in the text, `is_long` its rope
+    factors.
     """
 
     start: int
@@ -85,22 +83,22 @@ class Segment:
 
     @property
     def row_places(self) -> IntArray:
-        """Places of the rows behind the context."""
+        """Offsets of the rows after the context."""
         return np.arange(self.stop - self.start) if self.places is None else self.places
 
     def slots(self, first: int, last: int) -> IntArray:
-        """Slots of the sequence's positions from `first` to before `last`."""
+        """Slots of the sequence's positions in [first, last)."""
         return slots_of(self.table, np.arange(first, last))
 
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """One packed row of tokens for the model, and where its keys and values go.
+    """A packed batch of rows for the model, and the slots of their keys and values.
 
-    `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row.
-    `logit_rows` [K] are the rows whose logits are computed; `logit_ranges[i]` is where sequence i finds its own.
-    `mask_places` [N] are the places of masks in their groups, from 0 on, and -1 for all other rows; None without masks.
-    `draw_rules` has one entry per segment. `wants_states`: whether somebody wants the hidden states of the logit rows.
+    `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row. Logits are
+    computed for `logit_rows` [K]; those of sequence i are in `logit_ranges[i]`. `mask_places` [N] are positions of
+    masks in their groups, from 0, and -1 for other rows; None without masks. `draw_rules` has one entry per segment.
+    `wants_states`: hidden states of the logit rows are needed.
     """
 
     token_ids: IntArray
@@ -116,7 +114,7 @@ class PassPlan:
 
     @property
     def position_ids(self) -> IntArray:
-        """What the model is given as positions [N]: `positions`, raised by LONG_OFFSET for texts with long factors."""
+        """Position ids for the model [N]: `positions`, raised by LONG_OFFSET for texts with long rope factors."""
         long = [segment for segment in self.segments if segment.is_long]
         if not long:
             return self.positions
@@ -127,7 +125,7 @@ class PassPlan:
 
 
 def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which of a segment's rows each row sees [rows, rows]: pending tokens causally, nodes their ancestors only."""
+    """Visibility among a segment's rows [rows, rows]: pending tokens causally, nodes their ancestors only."""
     size = num_pending + len(parents)
     visible = np.zeros((size, size), dtype=np.bool_)
     visible[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
@@ -140,13 +138,13 @@ def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_
 
 
 def padded_size(num_rows: int, row_multiple: int) -> int:
-    """Rows of a pass with its padding, which is less than a sixteenth of them where it is more than a multiple's."""
+    """Rows of a pass with padding: less than a sixteenth if more than a multiple's."""
     step = row_multiple << max(0, (num_rows - 1).bit_length() - (FINE_STEPS * row_multiple - 1).bit_length())
     return -(-num_rows // step) * step
 
 
 def padded_sizes(max_rows: int, row_multiple: int) -> list[int]:
-    """All sizes of passes of up to `max_rows` rows, in order."""
+    """All sizes of passes of up to `max_rows` rows, ascending."""
     sizes = []
     size = 0
     while size < max_rows:
@@ -159,10 +157,10 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
     """Lay out a pass over every sequence's rows.
 
     Raises:
-        OverloadedError: the cache has no block left for a sequence's rows.
+        OverloadedError: no block is free for a sequence's rows.
     """
-    # Lists up to the end: right behind a wait all caches are cold, and every kind of array operation that is used
-    # costs more than a round's few numbers do.
+    # Lists until the end: after a wait all caches are cold, and each kind of array operation costs more than the few
+    # numbers of a round.
     token_ids: list[int] = []
     places: list[int] = []
     write_slots: list[int] = []
@@ -188,7 +186,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         logit_ranges.append((first, len(logit_rows)))
     num_rows = len(token_ids)
     padding = [0] * (padded_size(num_rows, row_multiple) - num_rows)
-    # Padded logit rows repeat a real one: the output layer, too, wants a fixed multiple of rows.
+    # Padded logit rows repeat a real one: the output layer needs the row multiple too.
     logit_padding = logit_rows[-1:] * (padded_size(len(logit_rows), row_multiple) - len(logit_rows))
     positions = np.array(places + padding, np.int64)
     segments = [
@@ -219,7 +217,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
 
 
 def moved(plan: PassPlan, starts: Sequence[int]) -> PassPlan:
-    """A plan of texts without context as if each began at a position of its own; for probes."""
+    """A plan for probes: texts without context as if each began at a given position."""
     positions = plan.positions.copy()
     segments = []
     for segment, start in zip(plan.segments, starts, strict=True):

@@ -1,4 +1,4 @@
-"""Runs passes and draws their tokens, with early pruning where that pays, and says which nodes are left."""
+"""Runs passes, with early pruning where that pays, and draws their tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from verifier_svc.extras.pruning.rows import num_candidates, surviving_part, sur
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.verify.sampler import Draws, Logits, RowTable
 
-# Of the logits of a pass that are there at a time.
+# Upper bound of a pass's logits in memory at a time.
 MAX_LOGIT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PassPart:
-    """One sequence's part of a pass: logits [rows, vocab] of the root, the tree and the masks; none that nobody wants.
+    """One sequence's part of a pass: logits [rows, vocab] of the root, the tree and the masks; empty if not needed.
 
-    `draws` [1 + nodes, 2] are of the root and the tree, where the pass draws tokens; `states` [rows, hidden] are there
-    where they are wanted. With `survivors` only these nodes and masks have rows: the others were pruned.
+    `draws` [1 + nodes, 2] are those of root and tree, if the pass draws tokens; `states` [rows, hidden] exist if
+    wanted. With `survivors` only these nodes and masks have rows, the others were pruned.
     """
 
     logits: Logits
@@ -36,14 +36,14 @@ class PassPart:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What each sequence gets of a pass, in order, and how many nodes were pruned."""
+    """Parts of the sequences, in order, and the number of pruned nodes."""
 
     parts: tuple[PassPart, ...]
     num_pruned: int = 0
 
 
 class PassRunner:
-    """One target's passes; without `settings` none is pruned."""
+    """Passes of one target; without `settings` none is pruned."""
 
     def __init__(self, target: TargetModel, vocab_size: int, settings: PruningSettings | None) -> None:
         self._target = target
@@ -53,11 +53,11 @@ class PassRunner:
 
     @property
     def pruning_times(self) -> Mapping[bool, PassTimes]:
-        """Passes over rounds alone that could be pruned, by whether they were."""
+        """Totals of prunable passes without prefill, by whether they were pruned."""
         return {False: PassTimes(), True: PassTimes()} if self._pace is None else self._pace.times
 
     def run(self, plan: PassPlan, work: Sequence[SequenceRows]) -> PassResult:
-        """Run the pass that is planned for some sequences' rows."""
+        """Run the pass planned for these rows."""
         pace = self._pace
         if pace is None or not self._target.can_prune(plan):
             return self._whole(plan, work)
@@ -67,9 +67,9 @@ class PassRunner:
         return self._timed(plan, work, pace, count, prunes=pace.prunes(plan.num_rows, count))
 
     def _compared(self, plan: PassPlan, work: Sequence[SequenceRows], pace: PruningPace, count: int) -> PassResult:
-        """Run a pass both ways, each the first in its turn, and go on as if it had not been pruned.
+        """Run a pass both ways, in alternating order, and use the unpruned result.
 
-        What the first run writes to the cache, the second writes again.
+        Both write the same slots of the cache.
         """
         self._is_pruned_first = not self._is_pruned_first
         results = {
@@ -81,10 +81,10 @@ class PassRunner:
     def _timed(
         self, plan: PassPlan, work: Sequence[SequenceRows], pace: PruningPace, count: int, *, prunes: bool
     ) -> PassResult:
-        """Run a pass, of whose rows `count` may be pruned, and have the pace learn from it."""
+        """Run a pass with `count` prunable rows, and update the pace with its duration."""
         started_s = time.perf_counter()
         result = self._pruned(plan, work) if prunes else self._whole(plan, work)
-        # Rows of prompts cost less, without logits.
+        # Only without prefill, whose rows are cheaper for lack of logits.
         if count and all(segment.num_pending == 1 for segment in plan.segments):
             pace.pass_over(plan.num_rows, time.perf_counter() - started_s, was_pruned=prunes)
         return result
@@ -97,7 +97,7 @@ class PassRunner:
         return PassResult(self._parts(logits, plan, work))
 
     def _in_blocks(self, plan: PassPlan, work: Sequence[SequenceRows], most: int) -> PassResult:
-        """A pass whose logits are made and sampled a block of rows after the other; those that are wanted are kept."""
+        """Run a pass whose logits are computed and sampled in blocks of rows; only needed ones are kept."""
         table = _table(plan, work)
         kept: list[list[Logits]] = [[] for _ in work]
         first = 0
@@ -139,7 +139,7 @@ class PassRunner:
         work: Sequence[SequenceRows],
         survivors: Sequence[tuple[int, ...] | None] = (),
     ) -> tuple[PassPart, ...]:
-        """Draw tokens from the logits of a pass, and give each sequence what is its own."""
+        """Draw tokens from the logits of a pass, and split the result by sequence."""
         states, table = self._states(plan), _table(plan, work)
         table.draw(logits, torch.get_num_threads())
         drawn = table.drawn()
@@ -162,7 +162,7 @@ def _is_drawn(rows: SequenceRows) -> bool:
 
 
 def _table(plan: PassPlan, work: Sequence[SequenceRows]) -> RowTable:
-    """The rows that the pass draws from."""
+    """Rows from which the pass draws."""
     table = RowTable()
     for (first, _), rows in zip(plan.logit_ranges, work, strict=True):
         if rows.wants_logits and rows.chooser is not None:

@@ -1,4 +1,4 @@
-"""The sharing of one pass's rows and free blocks among the sequences that are ready for it."""
+"""Division of a pass's rows and free blocks among ready sequences."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-# For types alone: the simulator follows this rule where there is no torch.
+# For types only: the simulator uses this module without torch.
 if TYPE_CHECKING:
     from verifier_svc.engine.sequence import Sequence as RunningSequence
     from verifier_svc.engine.sequence import SequenceKey
 
-# Prompts are sure of one row in this many: the rounds of many sequences cannot starve them.
+# Prompts get at least one row in this many, so that rounds cannot starve them.
 PROMPT_SHARE = 4
-# Trees and the prompts that wait share so many rows, or as many as a pass costs by itself. With more, a pass would keep
-# the requests that come next waiting, and commit so many tokens that as many requests come at once.
+# Rows shared by trees and waiting prompts, or as many as a pass's fixed cost if more. Larger trees would delay the next
+# requests, and commit so many tokens that as many requests arrive at once.
 SHARED_ROWS = 64
-# Where rows cost next to nothing, it is no more than so many chunks: what waits has to become less.
+# If rows are nearly free, at most this many chunks, so that the backlog shrinks.
 MOST_CHUNKS = 4
-# However many prompts wait, trees may make a pass longer by one part in so many. For a few sequences that is all that
-# they want.
+# Even with many waiting prompts, trees may lengthen a pass by one part in this many; enough for a few sequences.
 SLACK = 32
 
 Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
@@ -31,9 +30,9 @@ Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
 
 @dataclass(frozen=True, slots=True)
 class RowAllotment:
-    """What one sequence brings to a pass: its next `num_pending` tokens, and at most `max_nodes` of its draft.
+    """One sequence's share of a pass: its next `num_pending` tokens and up to `max_nodes` of its draft.
 
-    Behind these, at most `max_masks` masks.
+    After these, up to `max_masks` masks.
     """
 
     key: SequenceKey
@@ -44,26 +43,26 @@ class RowAllotment:
 
     @property
     def num_rows(self) -> int:
-        """Rows at most."""
+        """Upper bound of rows."""
         return self.num_pending + self.max_nodes + self.max_masks
 
     @property
     def num_missing_blocks(self) -> int:
-        """Free blocks that it takes."""
+        """Free blocks that it needs."""
         return self.sequence.residence.cache.num_missing(self.num_rows)
 
     def within_blocks(self) -> RowAllotment:
-        """The share with a tree that takes no block of its own."""
+        """The share with its tree cut to need no block of its own."""
         room = self.sequence.residence.cache.room_behind(self.num_pending)
         return replace(self, max_nodes=min(self.max_nodes, room))
 
 
 def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: float) -> list[RowAllotment]:
-    """Share at most `max_rows` rows (0: no limit) among sequences, of which the first has waited longest.
+    """Divide at most `max_rows` rows (0: no limit) among sequences, longest-waiting first.
 
-    Every round gets the row of its root. Then come prompts, at most one chunk all together, so that a long prompt
-    delays the others by one chunk at a time. Trees come last, and get less the more prompt tokens wait. `own_rows` take
-    as long as a pass does by itself.
+    Every round gets its root's row. Prompts share one prefill chunk, so that a long prompt delays others by one chunk
+    at a time. Trees come last, and get fewer rows the more prompt tokens wait. `own_rows` is a pass's fixed cost in
+    rows.
     """
     rounds = [item for item in ready if not item[1].is_prefilling]
     prompts = [item for item in ready if item[1].is_prefilling]
@@ -86,10 +85,10 @@ def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: flo
 
 
 def keep_likeliest(shares: Sequence[RowAllotment], room: int) -> list[RowAllotment]:
-    """Keep the `room` nodes of all trees whose paths are likeliest; of equals, as many of each tree.
+    """Keep the `room` nodes of highest path probability over all trees; ties are shared equally.
 
-    A sampled tree is kept whole or not at all, which sizes decide and nothing that was drawn: those that have waited
-    longest, as far as they fit, and into half of the room where other trees want some, too.
+    A sampled tree is kept whole or not at all, decided by size and not by content: longest-waiting first while they
+    fit, in half of the room if other trees need some.
     """
     if sum(share.max_nodes for share in shares) <= room:
         return list(shares)
@@ -106,7 +105,7 @@ def keep_likeliest(shares: Sequence[RowAllotment], room: int) -> list[RowAllotme
 
 
 def cut_trees(shares: Sequence[RowAllotment], num_free_blocks: int) -> list[RowAllotment]:
-    """Cut trees, those of the last in rank first, until the free blocks are enough or no tree takes one any more."""
+    """Cut trees, last in rank first, until free blocks suffice or no tree needs one."""
     lacking = sum(share.num_missing_blocks for share in shares) - num_free_blocks
     cut: dict[SequenceKey, RowAllotment] = {}
     for share in sorted(shares, key=lambda share: share.sequence.rank, reverse=True):
@@ -117,27 +116,27 @@ def cut_trees(shares: Sequence[RowAllotment], num_free_blocks: int) -> list[RowA
     return [cut.get(share.key, share) for share in shares]
 
 
-# Rows that take so many parts of the time of a pass by itself are next to nothing, up to a number of them.
+# Rows that cost at most one part in OWN_PART of a pass's fixed cost are nearly free, up to a number of them.
 OWN_PART = 4
 MOST_FREE_ROWS = 4 * SHARED_ROWS
-# A pass over one prompt alone may have a mask for each of so many tokens.
+# A pass with only one prompt may have one mask per this many tokens.
 PROMPT_PART = 8
 
 
 def deal_masks(
     shares: Sequence[RowAllotment], *, free_rows: int, own_rows: float, max_rows: int = 0
 ) -> list[RowAllotment]:
-    """Give masks to those who can use them, one group to each, then a second; none where a pass is full.
+    """Assign masks in turns of one group per sequence; none in a full pass.
 
-    They are the last to get rows, and only rows that cost next to nothing: a number of rows that the kernels compute in
-    about the time of one, and, once it is known what passes cost, rows that make a pass longer by a quarter. A prompt
-    that is alone may grow by an eighth for its first draft.
+    Masks get rows last, and only nearly free ones: rows that the kernels compute in about the time of one, or, once the
+    cost of passes is known, rows that lengthen a pass by a quarter. A pass with one prompt alone may grow by an eighth
+    for its first draft.
 
     Args:
         shares: of all sequences.
-        free_rows: rows of a pass that cost next to nothing, before it is known what they cost.
-        own_rows: rows that take as long as a pass does by itself; 0 while that is unknown.
-        max_rows: of a pass; 0 for no limit.
+        free_rows: nearly free rows of a pass before its cost is known.
+        own_rows: fixed cost of a pass in rows; 0 if unknown.
+        max_rows: upper bound of the pass's rows; 0 for no limit.
     """
     num_rows = sum(share.num_rows for share in shares)
     limit = max(free_rows, int(min(own_rows / OWN_PART, MOST_FREE_ROWS)))
@@ -158,12 +157,12 @@ def deal_masks(
 
 
 def _ends_prompt(share: RowAllotment) -> bool:
-    """Whether a token comes out of it at all."""
+    """Whether the pass completes the prompt, so that a token is drawn."""
     return share.num_pending == share.sequence.num_pending
 
 
 def _likeliest(trees: Sequence[Sequence[float]], room: int) -> list[int]:
-    """How many nodes of each tree are among the `room` likeliest of all; each tree's values are in descending order."""
+    """Numbers of each tree's nodes among the `room` likeliest of all; trees' values are in descending order."""
     sizes = [len(values) for values in trees]
     if sum(sizes) <= room:
         return sizes

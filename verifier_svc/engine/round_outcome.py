@@ -22,15 +22,15 @@ class RoundOutcome:
     linger_s: float
     stale_drafts: int
     finish: SequenceFinish | None
-    # One per token, when asked for.
+    # One per token, if requested.
     log_probs: tuple[TokenLogProbs, ...] = ()
-    # Tokens chosen at a near-tie, where these are counted.
+    # Tokens chosen at a near-tie, if counted.
     near_ties: int = 0
-    # When the verified draft was made; None without one.
+    # Origin of the verified draft; None without one.
     draft_origin: DraftOrigin | None = None
-    # The target's own draft for the next round.
+    # The target's own draft for the next round, if any.
     redraft: TokenTree = EMPTY_TREE
-    # Nodes of the draft that early pruning took out of the pass.
+    # Draft nodes removed by early pruning.
     pruned_nodes: int = 0
-    # Those of `token_ids`, for sequences that want them.
+    # Of `token_ids`, if requested.
     features: bytes = b""

@@ -1,22 +1,21 @@
-"""The rule for starting a round without waiting longer. Pure, and without torch: the simulator follows it too."""
+"""Rule for starting a round without further waiting. Pure, and without torch for the simulator."""
 
 from __future__ import annotations
 
 from coppice.core.tree import TokenTree
 from verifier_svc.engine.mailbox import ExactMailbox, Mailbox
 
-# A round starts with what is left of an older tree when that promises this share of what drafts promise on average:
-# waiting for a fresh tree takes about two thirds as long as the pass itself.
+# Least expected tokens of an older tree's rest, relative to mean drafts, with which a round starts at once: waiting for
+# a fresh tree takes about two thirds of a pass.
 WORTH_STARTING = 0.6
-# Weight of a draft in that mean.
+# Weight of a draft in the running mean.
 _MEAN_RATE = 0.2
 
 
 class RoundPromise:
-    """Running mean of the tokens that a sequence's drafts promised when they were made, in time or late.
+    """Running mean of a sequence's drafts' expected tokens, in time or late.
 
-    Not of the tokens that rounds accept: those in which a fresh draft is verified may be few, and hard ones, when most
-    begin with what was drafted ahead.
+    Not of accepted tokens: if most rounds begin with trees drafted ahead, those with fresh drafts are few and hard.
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class RoundPromise:
         self._is_known = False
 
     def add(self, draft: TokenTree, budget: int) -> None:
-        """A draft has come, of which a round verifies at most `budget` nodes. Empty ones promise nothing."""
+        """Add a draft, of which a round verifies at most `budget` nodes. Empty ones are ignored."""
         if len(draft):
             promised = draft.prune(budget).expected_tokens
             self.tokens += (_MEAN_RATE if self._is_known else 1.0) * (promised - self.tokens)
@@ -32,10 +31,10 @@ class RoundPromise:
 
 
 def has_draft_to_start_with(mailbox: Mailbox | ExactMailbox, budget: int, usual: RoundPromise, room: int) -> bool:
-    """Whether a draft is there that is worth starting with at once.
+    """Whether a draft worth starting with at once is there.
 
-    One made for this round is; what is left of an older one, or was drafted ahead, is when it promises most of what
-    drafts do, as far as there is room: the output has `room` tokens left, the last of which is no node's.
+    A fresh one is; an older rest or one drafted ahead is if its expected tokens are close to the mean, as far as the
+    output has room: of its `room` remaining tokens the last is no node's.
     """
     tree = mailbox.tree
     if tree is None or mailbox.is_fresh:

@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences take part in the next pass, when it starts, and who makes room for whom."""
+"""Continuous batching: sequences of the next pass, its start, and preemption."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from verifier_svc.engine.sequence import Sequence, SequenceKey
 
 logger = logging.getLogger(__name__)
 
-# A sequence starts when it and all that run could commit this many tokens more before one of them lacks a block.
+# A sequence starts if it and all running ones could commit this many tokens before one lacks a block.
 MARGIN_TOKENS = BLOCK_SIZE
-# Each preemption doubles the margin of a sequence's next start, this often: more is beyond any output.
+# Upper bound of doublings of a sequence's margin by preemptions; more exceeds any output.
 _MAX_DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much may run at once; `max_rows` is per pass, and 0 sets no limit.
+    """Limits of concurrency; `max_rows` is per pass, and 0 sets no limit.
 
-    `free_rows`: masks are computed while a pass has no more rows than this with them; 0 where there are none.
+    `free_rows`: masks are computed only in passes of at most this many rows, masks included; 0 without masks.
     """
 
     max_sequences: int
@@ -41,9 +41,9 @@ _rank = itemgetter(0)
 
 
 class WaitingQueue:
-    """Holds sequences in the order of their ranks.
+    """Waiting sequences by rank.
 
-    One that has started keeps its number of arrival when it comes back, so that it stands before all that came later.
+    A preempted sequence keeps its arrival number, so that it precedes later ones.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class WaitingQueue:
         return len(self._order)
 
     def keys(self) -> list[SequenceKey]:
-        """Keys of all sequences, the first in the queue first."""
+        """Keys of all sequences in queue order."""
         return [key for _, key in self._order]
 
     def find(self, key: SequenceKey) -> Sequence | None:
@@ -62,19 +62,19 @@ class WaitingQueue:
         return self._sequences.get(key)
 
     def first(self) -> tuple[SequenceKey, Sequence] | None:
-        """The sequence that starts next; None when all still wait for their grammars, which holds nobody else up."""
+        """Next sequence to start, skipping those that wait for grammars; None if there is none."""
         for _, key in self._order:
             if self._sequences[key].is_ready:
                 return key, self._sequences[key]
         return None
 
     def put(self, key: SequenceKey, sequence: Sequence) -> None:
-        """Queue a sequence behind all of lower rank."""
+        """Insert a sequence by rank."""
         insort(self._order, (sequence.rank, key), key=_rank)
         self._sequences[key] = sequence
 
     def take(self, key: SequenceKey) -> Sequence | None:
-        """Take a sequence out; None for unknown keys."""
+        """Remove a sequence; None for unknown keys."""
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
             del self._order[bisect_left(self._order, sequence.rank, key=_rank)]
@@ -82,11 +82,11 @@ class WaitingQueue:
 
 
 class Scheduler:
-    """Holds the waiting and the running sequences. Only the engine's thread touches it.
+    """Waiting and running sequences. For the engine's thread only.
 
-    A sequence starts when there is room for what it has and a margin. When running ones come to lack blocks, the last
-    of them in rank is preempted: it gives its blocks back and waits, before all that came later, to compute them again.
-    The first in rank is never preempted, and alone it always has room: so every sequence ends in its turn.
+    A sequence starts if there is room for its tokens and a margin. If running ones lack blocks, the last in rank is
+    preempted: it returns its blocks and waits, before later arrivals, to recompute them. The first in rank is never
+    preempted, and alone it always has room, so every sequence finishes in turn.
     """
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
@@ -96,23 +96,23 @@ class Scheduler:
         self._running: dict[SequenceKey, Sequence] = {}
         self._arrivals = itertools.count()
         self._cost = PassCost()
-        # When the last pass ended, and from when on the next could have run.
+        # End of the last pass, and time from which the next could have run.
         self._ended_s = self._free_s = 0.0
         self.num_preemptions = 0
-        # Tokens that ended stays in the cache had to compute another time, after preemptions and restarts.
+        # Tokens recomputed after preemptions and restarts, of released sequences.
         self.num_recomputed_tokens = 0
-        # Tokens that sequences had when they first started, and those of them that others had computed.
+        # Tokens of sequences at their first start, and those found in the prefix cache.
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for room."""
+        """Sequences waiting for room."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences that take part in passes."""
+        """Sequences in the running batch."""
         return len(self._running)
 
     def all_keys(self) -> list[SequenceKey]:
@@ -128,11 +128,11 @@ class Scheduler:
         return self._running.get(key) or self._waiting.find(key)
 
     def can_ever_run(self, sequence: Sequence) -> bool:
-        """Whether the whole cache would be enough for it."""
+        """Whether the whole cache would suffice for it."""
         return sequence.residence.num_blocks_needed <= self._cache.num_blocks
 
     def has_room_to_wait(self) -> bool:
-        """Whether the queue takes another sequence; those that were preempted count."""
+        """Whether the queue has room for another sequence; preempted ones count."""
         return len(self._waiting) < self._limits.max_queued
 
     def add(self, key: SequenceKey, sequence: Sequence) -> None:
@@ -141,7 +141,7 @@ class Scheduler:
         self._waiting.put(key, sequence)
 
     def remove(self, key: SequenceKey) -> None:
-        """Forget a sequence and free what it holds; unknown keys are fine."""
+        """Remove a sequence and free its blocks; a no-op for unknown keys."""
         sequence = self._running.pop(key, None) or self._waiting.take(key)
         if sequence is None:
             return
@@ -158,9 +158,9 @@ class Scheduler:
             )
 
     def admit(self, now_s: float) -> None:
-        """Start waiting sequences while there is room: by priority, then in order of arrival.
+        """Start waiting sequences while there is room: by priority, then by arrival.
 
-        Those that are not ready hold nobody up.
+        Those that wait for grammars are skipped.
         """
         while len(self._running) < self._limits.max_sequences and (first := self._waiting.first()) is not None:
             key, sequence = first
@@ -174,19 +174,18 @@ class Scheduler:
                 self.num_cached_tokens += sequence.num_cached
 
     def restart(self, key: SequenceKey) -> None:
-        """Have a running sequence compute all its keys and values again, when there is room for it in its turn.
+        """Queue a running sequence to recompute its keys and values when there is room for it.
 
-        It is no preemption: nobody else needed the blocks, and the sequence's next start asks for no wider margin.
+        Not a preemption: no other sequence needed the blocks, and the margin of its next start stays.
         """
         sequence = self._running.pop(key)
         self.num_recomputed_tokens += sequence.residence.release()
         self._waiting.put(key, sequence)
 
     def next_start_s(self) -> float | None:
-        """When the next pass starts: at once (0) when every running sequence has its draft, else at a deadline.
+        """Start of the next pass: at once (0) if every running sequence has its draft, else a deadline.
 
-        A sequence that has its draft waits for the others, too, but never beyond its own linger. None when
-        nothing runs.
+        A sequence with a draft waits for others too, but at most for its own linger. None if nothing is running.
         """
         if not self._running:
             return None
@@ -195,9 +194,9 @@ class Scheduler:
         return min(sequence.deadline_s for sequence in self._running.values())
 
     def next_batch(self, now_s: float) -> list[RowAllotment]:
-        """What every sequence of a pass that starts now brings to it; who waited longest is served first.
+        """Shares of the sequences of a pass that starts now, longest-waiting first.
 
-        Sequences that still wait for a draft stay out. Empty when those that are ready had to make room for these.
+        Sequences still waiting for a draft are left out. Empty if all ready ones were preempted for these.
         """
         waited = sorted(self._running.items(), key=lambda item: item[1].last_outcome_s)
         self._free_s = max(self._ended_s, waited[0][1].last_outcome_s if waited else now_s)
@@ -216,16 +215,16 @@ class Scheduler:
         return self._with_masks(shares if self._have_room(shares) else self._make_room(shares))
 
     def pass_over(self, shares: list[RowAllotment], num_rows: int, now_s: float) -> None:
-        """Learn from how long a pass over these shares took, and those who wait for drafts held it up.
+        """Learn from the duration of a pass over these shares, during which lingering sequences waited.
 
-        From one sequence's alone nothing is learned, since it shares with nobody.
+        A single sequence's pass is ignored, since it shares rows with no other.
         """
         if len(shares) > 1:
             self._cost.add(num_rows, now_s - self._free_s)
         self._ended_s = now_s
 
     def _with_masks(self, shares: list[RowAllotment]) -> list[RowAllotment]:
-        """The shares with masks, where nobody waits and nobody would have to make room for these."""
+        """Shares with masks, if no sequence waits and none would have to be preempted."""
         if not self._limits.free_rows or self._waiting.first() is not None:
             return shares
         dealt = deal_masks(
@@ -239,8 +238,8 @@ class Scheduler:
     def _has_room_for(self, sequence: Sequence) -> bool:
         """Whether a sequence may start.
 
-        One that was preempted asks for more each time, for all; in the end for everyone's longest output. So nobody
-        keeps on computing tokens again only to be preempted before they are of use.
+        The margin doubles with its preemptions, up to the longest outputs of all, so that no sequence is repeatedly
+        preempted before recomputed tokens are of use.
         """
         margin = MARGIN_TOKENS << min(sequence.residence.num_preemptions, _MAX_DOUBLINGS)
         promised = sum(running.residence.num_blocks_lacking(margin) for running in self._running.values())
@@ -248,7 +247,7 @@ class Scheduler:
         return missing <= 0 or missing <= sequence.residence.num_blocks_held(self._cache)
 
     def _take_turns(self, served: Iterable[RowAllotment]) -> None:
-        """Put those that were served behind all others: their rounds end together, and their order would else stay."""
+        """Move served sequences to the end: their rounds end together, so the order would not change otherwise."""
         for share in served:
             self._running[share.key] = self._running.pop(share.key)
 
@@ -256,7 +255,7 @@ class Scheduler:
         return sum(share.num_missing_blocks for share in shares) <= self._cache.num_free_blocks
 
     def _make_room(self, shares: list[RowAllotment]) -> list[RowAllotment]:
-        """Shares that the free blocks are enough for: with smaller trees, and then without whom it takes."""
+        """Shares that fit the free blocks: first with smaller trees, then with sequences preempted."""
         shares = cut_trees(shares, self._cache.num_free_blocks)
         while not self._have_room(shares):
             victim = self._preempt_last()

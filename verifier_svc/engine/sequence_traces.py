@@ -10,7 +10,7 @@ from coppice.v1 import sampling_pb2, verifier_pb2
 
 
 def sequence_traces(tracer: Tracer) -> SequenceSpans:
-    """Spans of one stream's sequences; one whose peer is gone or wants no more of it is cancelled."""
+    """Spans of one stream's sequences; those left open by the peer are cancelled."""
     return SequenceSpans(tracer, "verify", lambda opened: _Rounds(len(opened.prompt_token_ids)), left="cancelled")
 
 
@@ -26,7 +26,7 @@ class _Rounds:
     near_ties: int = 0
     forward_us: int = 0
     linger_us: int = 0
-    # Known where it has finished.
+    # Set at the end.
     end: Attributes = field(default_factory=dict)
 
     def heard(self, message: verifier_pb2.VerifyRequest) -> None:

@@ -1,4 +1,4 @@
-"""From rows of logits to accepted tokens: token choice, acceptance, traversal, stops.
+"""Accepted tokens from rows of logits: token choice, acceptance, traversal, stops.
 
 For `verifier_svc.engine`.
 """

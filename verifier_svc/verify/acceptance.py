@@ -1,8 +1,8 @@
-"""Sample and follow: the lossless acceptance rule for any tree.
+"""Sample and follow: a lossless acceptance rule for any tree.
 
-At the root and at each accepted node the target's own next token is drawn; if a child carries it, the walk goes on
+At the root and at each accepted node the target's own next token is drawn; if a child carries it, the walk continues
 there, otherwise it ends (`algorithms` of SpecInfer's "naive sampling", Miao et al. 2305.09781; EAGLE's fixed-tree
-rule). The tokens are the target's own whatever the tree holds; the tree only decides how many come at once.
+rule). Tokens do not depend on the tree; the tree only decides how many are committed at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from coppice.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The tokens of a round, the last of them the bonus token, and the accepted nodes, root to leaf.
+    """Tokens of a round, the last being the bonus token, and accepted nodes, root to leaf.
 
-    When the output ended inside the block, the last accepted node carries the last token and there is no bonus.
+    If the output ends at an accepted node, that node carries the last token and there is no bonus.
     """
 
     token_ids: tuple[int, ...]
@@ -25,9 +25,9 @@ class Acceptance:
 
     @property
     def drawn_behind(self) -> tuple[int, ...]:
-        """The node (or ROOT) that each token was drawn behind: the one before it.
+        """Node (or ROOT) from whose row each token was drawn.
 
-        An output that ended inside the block drew nothing behind its last node.
+        None was drawn after the last node of an output that ended there.
         """
         return (ROOT, *self.nodes)[: len(self.token_ids)]
 
@@ -38,7 +38,7 @@ def sample_and_follow(tree: TokenTree, draw: Callable[[int, int], int], is_last:
     Args:
         tree: the draft.
         draw: the target's own token after a node (ROOT or a node's index) at a depth (0 for the root).
-        is_last: called with every token in order; true when the output ends with it.
+        is_last: called with every token in order; true if the output ends with it.
     """
     node = ROOT
     token_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""A sequence's draw rule for early pruning: the score that a drawn token hardly misses."""
+"""A sequence's draw rule for early pruning: a score that drawn tokens seldom miss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coppice.core.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """At a temperature, the token that the target draws reaches `score` with probability `recall`.
+    """At a temperature, the token drawn by the target reaches `score` with probability `recall`.
 
-    What has to reach it is the early score, which is about log P(token), plus temperature times the request's noise
-    for the token: the drawn token is the one with the most of just that, in the target's own scores.
+    The early score, about log P(token), plus temperature times the request's noise for the token must reach it: the
+    drawn token maximises this sum in the target's own scores.
     """
 
     temperature: float
@@ -28,13 +28,13 @@ class Threshold:
             raise ValueError(f"recall must be in (0, 1], got {self.recall}")
 
 
-# Coldest first.
+# Ascending by temperature.
 Thresholds: TypeAlias = tuple[Threshold, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawRule:
-    """A sequence's temperature and seed, and what its nodes have to reach."""
+    """Temperature, seed and threshold of a sequence's nodes."""
 
     temperature: float
     seed: int
@@ -42,7 +42,7 @@ class DrawRule:
 
 
 def threshold_at(thresholds: Thresholds, temperature: float) -> float | None:
-    """The score that a drawn token hardly misses, between those of the nearest temperatures; None beyond the last."""
+    """Threshold interpolated between the nearest temperatures; None beyond the last."""
     for colder, hotter in zip((thresholds[0], *thresholds), thresholds, strict=False):
         if colder.temperature <= temperature <= hotter.temperature:
             span = hotter.temperature - colder.temperature
@@ -52,11 +52,11 @@ def threshold_at(thresholds: Thresholds, temperature: float) -> float | None:
 
 
 def draw_rule(params: SamplingParams, thresholds: Thresholds, min_tokens: int = 0) -> DrawRule | None:
-    """What early pruning may do for a request with these parameters; None for nothing.
+    """Draw rule for a request's parameters; None disables early pruning.
 
-    Early scores are about the target alone. Parameters that change its scores, or cut tokens off by rank, can make a
-    token of any early score the drawn one. `top_p` leaves at least its own part of the weight, and lowers the best
-    noisy score by the logarithm of that at most.
+    Early scores approximate the target's raw scores. With parameters that change scores, or cut tokens off by rank, a
+    token of any early score may be drawn. `top_p` keeps at least its share of the weight, and lowers the best noisy
+    score by at most its log.
     """
     changes_scores = params.has_penalties or params.logit_bias or params.allowed_token_ids or params.bad_token_ids
     if changes_scores or params.grammar is not None or params.top_k or params.min_p or min_tokens:

@@ -1,8 +1,7 @@
-"""Log-probabilities of what a round committed, for sequences that ask for them.
+"""Log-probabilities of committed tokens, if requested.
 
-Each is a function of one row of the target's raw logits alone, the row that its token was drawn from: double precision,
-and a sum whose order depends on the size of the vocabulary only. So they are the same whatever tree and batch the row
-was computed in, wherever the row is.
+Each is a function of the raw logits of the row that its token was drawn from: in double precision, with a summation
+order that depends on the vocabulary size only. They therefore do not depend on the tree, the batch or the row's index.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from verifier_svc.verify.sampler import Logits
 
 
 def committed_log_probs(logits: Logits, accepted: Acceptance, num_top: int) -> tuple[TokenLogProbs, ...]:
-    """Of every committed token. `logits` [1 + nodes, vocab] are the root's and the tree's rows."""
+    """Log-probabilities of all committed tokens. `logits` [1 + nodes, vocab] are the root's and the tree's rows."""
     return tuple(
         token_log_probs(logits[node - ROOT], token, num_top)
         for node, token in zip(accepted.drawn_behind, accepted.token_ids, strict=True)
@@ -25,7 +24,7 @@ def committed_log_probs(logits: Logits, accepted: Acceptance, num_top: int) -> t
 
 
 def token_log_probs(logits: Logits, token: int, num_top: int) -> TokenLogProbs:
-    """Of one token and of the `num_top` likeliest, from a row of raw logits [vocab]."""
+    """Log-probabilities of one token and of the `num_top` likeliest, from a row of raw logits [vocab]."""
     row = logits.astype(np.float64)
     highest = row.max()
     log_probs = row - (highest + np.log(np.exp(row - highest).sum()))
@@ -34,7 +33,7 @@ def token_log_probs(logits: Logits, token: int, num_top: int) -> TokenLogProbs:
 
 
 def _likeliest(row: npt.NDArray[np.float64], num_top: int) -> npt.NDArray[np.intp]:
-    """The tokens with the highest logits, highest first; of equal ones the lower id first."""
+    """Tokens with the highest logits, descending; ties by lower id."""
     if num_top == 0:
         return np.empty(0, np.intp)
     lowest_kept = np.partition(row, -num_top)[-num_top]

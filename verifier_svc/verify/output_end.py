@@ -1,4 +1,4 @@
-"""The end of an output, checked token by token, so that it ends inside an accepted block as plain decoding would."""
+"""End of an output, checked token by token, so that it ends within an accepted block as in plain decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coppice.core.tokenizer import TargetTokenizer
 
 
 class FinishReason(enum.Enum):
-    """Why an output ended; the names are those of the public API."""
+    """Reason for the end of an output; names as in the public API."""
 
     EOS = "eos"
     STOP = "stop"
@@ -22,14 +22,14 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The end of an output, and the stop string or the stop token's text that ended it."""
+    """End of an output, and the stop string or the stop token's text that caused it."""
 
     reason: FinishReason
     stop_match: str | None = None
 
 
 class OutputEnd:
-    """Decides after each token of one sequence whether the output is over."""
+    """Decides after each token of one sequence whether the output ends."""
 
     def __init__(
         self,
@@ -50,30 +50,30 @@ class OutputEnd:
         self._tokenizer = tokenizer
         self._matcher = StopStringMatcher(options.stop_strings) if options.stop_strings else None
         self._detokenizer = tokenizer.detokenizer(prompt)
-        # One by one, as they came: `min_tokens` counts them.
+        # One by one, since `min_tokens` counts them.
         for token in resumed:
             self._match(token)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The model's own tokens that end the output."""
+        """EOS tokens of the model that end the output."""
         return tuple(self._eos)
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end the output; the ones that `min_tokens` forbids."""
+        """Tokens that end the output, forbidden before `min_tokens`."""
         return tuple(self._eos | self._stop_tokens)
 
     @property
     def room(self) -> int:
-        """Tokens that may still come."""
+        """Tokens that may still follow."""
         room = self._max_context_tokens - self._length
         if self._options.max_tokens is not None:
             room = min(room, self._options.max_tokens - self._num_output)
         return room
 
     def push(self, token: int) -> SequenceFinish | None:
-        """Take the next token of the output; returns the finish when it was the last."""
+        """Add the next token of the output; returns the finish if it is the last."""
         self._length += 1
         if token in self._eos:
             return SequenceFinish(FinishReason.EOS)
@@ -88,7 +88,7 @@ class OutputEnd:
         return None
 
     def _match(self, token: int) -> str | None:
-        """Count the next token of the output; returns the stop string that its text completes, if any."""
+        """Count the next token of the output; returns the stop string that it completes, if any."""
         index = self._num_output
         self._num_output += 1
         if self._matcher is None:

@@ -1,4 +1,4 @@
-"""The tokens that one sequence's rounds commit: the acceptance rule on a pass's logits, cut where the output ends."""
+"""Tokens committed by one sequence's rounds: the acceptance rule on a pass's logits, up to the output's end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from verifier_svc.verify.sampler import Draws, Logits
 from verifier_svc.verify.token_choice import Constraint, TokenChooser
 from verifier_svc.verify.traversal import traverse
 
-# An output that is complete when it is cut off there is complete all the same.
+# Reasons that yield to a complete grammar.
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRound:
-    """What a round commits; `log_probs` are one per token, when asked for, and `near_ties` counts such choices."""
+    """Result of a round; `log_probs` are one per token if requested, `near_ties` counts near-tied choices."""
 
     accepted: Acceptance
     finish: SequenceFinish | None
@@ -34,8 +34,8 @@ class VerifiedRound:
 class RoundVerifier:
     """Verifies the rounds of one sequence, in order.
 
-    With `traverses` drafts are sampled trees, verified by traversal; else they are followed. `num_top_log_probs`: None
-    for no log-probabilities, else those of the committed tokens and of this many likeliest ones.
+    With `traverses` drafts are sampled trees verified by traversal, otherwise sample-and-follow is used.
+    `num_top_log_probs`: None for no log-probabilities, else those of committed tokens and of this many likeliest ones.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class RoundVerifier:
 
     @property
     def room(self) -> int:
-        """Tokens that may still come."""
+        """Tokens that may still follow."""
         return self._end.room
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that the model itself ends the output with."""
+        """EOS tokens of the model that end the output."""
         return self._end.eos_token_ids
 
     def constrain(self, constraint: Constraint) -> SequenceFinish | None:
-        """Hold the output to a form, before the first round; returns the finish when the output is complete already."""
+        """Set the grammar before the first round; returns the finish if the output is complete already."""
         self.chooser.constraint = constraint
         return self._end_of_form()
 
     def allowed(self, tree: TokenTree) -> TokenTree:
-        """What of a tree hangs behind tokens that may follow the root: drafters do not know the output's form."""
+        """Part of a tree under allowed tokens after the root: drafters do not know the grammar."""
         constraint = self.chooser.constraint
         if constraint is None:
             return tree
@@ -97,7 +97,7 @@ class RoundVerifier:
         return tree.select(node for node, is_kept in enumerate(kept) if is_kept)
 
     def pass_chooser(self, tree: TokenTree) -> TokenChooser | None:
-        """What the pass draws the tokens of a round's rows with; None where each waits for the token before it."""
+        """Chooser for drawing a round's tokens within the pass; None if each draw depends on the token before it."""
         if self.chooser.constraint is not None or (self._traverses and len(tree) > 0):
             return None
         return self.chooser
@@ -107,16 +107,16 @@ class RoundVerifier:
         return self._num_top_log_probs is not None or self.pass_chooser(tree) is None
 
     def verify(self, tree: TokenTree, logits: Logits, base_length: int, draws: Draws | None = None) -> VerifiedRound:
-        """Commit tokens behind the first `base_length`; they become part of the output.
+        """Commit tokens after the first `base_length`, and add them to the output.
 
         Args:
             tree: the draft.
-            logits: the root's and the tree's rows [at least 1 + nodes, vocab], where they are needed.
+            logits: the root's and the tree's rows [at least 1 + nodes, vocab], if needed.
             base_length: tokens committed before.
-            draws: what the pass has drawn from these rows [1 + nodes, 2]; without, tokens are drawn one by one.
+            draws: tokens drawn from these rows by the pass [1 + nodes, 2]; without, tokens are drawn one by one.
 
         Raises:
-            InvalidRequestError: the output's grammar leaves nothing to go on with.
+            InvalidRequestError: no token may follow under the output's grammar.
         """
         finish: SequenceFinish | None = None
 

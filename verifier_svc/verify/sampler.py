@@ -1,8 +1,7 @@
-"""The sampler: one token for each row of a pass, all rows at once.
+"""Sampler: one token for each row of a pass, all rows at once.
 
 The token after a node is a function of the node's row, its own history, which is the path to it, and the seed and
-position. So a pass draws for every node before anybody knows which are accepted, and acceptance is a walk over whole
-numbers.
+position. A pass can therefore draw for every node before acceptance is known, and acceptance is a walk over integers.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 # [R, 2]: token, and whether it was a near-tie.
 Draws: TypeAlias = IntArray
 NO_MASK: Mask = np.empty(0, np.bool_)
-# Scores that one thread goes through in the time that another needs to join in.
+# Scores that one thread processes in the time that another needs to start.
 _WORTH_THREADS = 1 << 18
 _THREADS = SharedThreads()
 
 
 class RowTable:
-    """Rows to draw from, with the parameters of their sequences and their own histories.
+    """Rows to draw from, with their sequences' parameters and their own histories.
 
     Rows are added in the order of the logits.
     """
@@ -50,7 +49,7 @@ class RowTable:
         self._draws: Draws = np.empty((0, 2), np.int64)
 
     def add(self, chooser: TokenChooser, tree: TokenTree, first: int, position: int) -> None:
-        """Rows `first` and on of the logits, a root's and its tree's; the root's token is for `position`."""
+        """Add rows from `first` on: a root's and its tree's; the root's token is for `position`."""
         self._add_sequence(chooser)
         self._add_row(chooser, first, position, ())
         index, size, free = len(self._whole) - 1, self._size, chooser.min_tokens - chooser.num_output
@@ -66,18 +65,18 @@ class RowTable:
             self._add_row(chooser, first + 1 + node, position, paths[node])
 
     def add_after(self, chooser: TokenChooser, path: Sequence[int]) -> None:
-        """The first row of the logits, which follows `path` after the output."""
+        """Add the first row of the logits, which follows `path` after the output."""
         self._add_sequence(chooser)
         self._add_row(chooser, 0, 0, path)
 
     def draw(self, logits: Logits, num_threads: int = 1, first: int = 0, mask: Mask = NO_MASK) -> None:
-        """Draw from those rows that are in `logits` [K, vocab], of which the first is row `first` of the pass.
+        """Draw from the rows in `logits` [K, vocab], the first of which is row `first` of the pass.
 
         Args:
             logits: raw.
-            num_threads: how many share the work where it is much.
+            num_threads: upper bound of threads, for large work only.
             first: see there.
-            mask: [vocab], which tokens the output's form allows; it is that of all rows.
+            mask: tokens allowed by the grammar, for all rows [vocab].
         """
         if not self._rows:
             return
@@ -99,19 +98,19 @@ class RowTable:
             draws[index, 0] = self._choosers[sequence].choose_exactly(scores, position)
 
     def drawn(self) -> Iterator[Draws]:
-        """What was drawn from the rows of each sequence; token 0 where the parameters forbid every token."""
+        """Draws of each sequence's rows; token 0 if the parameters forbid every token."""
         np.maximum(self._draws, 0, out=self._draws)
         for start, stop in zip(self._starts, [*self._starts[1:], len(self._rows)], strict=True):
             yield self._draws[start:stop]
 
     def draw_one(self, logits: Logits, mask: Mask) -> tuple[int, int]:
-        """What is drawn from a single row [vocab]; NOTHING_ALLOWED where that is so."""
+        """Draw from a single row [vocab]; NOTHING_ALLOWED if no token is allowed."""
         self.draw(logits[None], mask=mask)
         token, is_near_tie = self._draws[0].tolist()
         return token, is_near_tie
 
     def edited(self, logits: Logits, mask: Mask) -> Logits:
-        """The scores [vocab] of a single row, from its logits [vocab]."""
+        """Scores [vocab] of a single row, from its logits [vocab]."""
         self._arrays = self._as_arrays()
         return self._edited(np.ascontiguousarray(logits), self._arrays[0][0], mask)
 

@@ -1,8 +1,8 @@
-"""Drawing the target's own next token from a row of logits: processors, temperature, then the request's noise.
+"""Choice of the target's own next token from a row of logits: processors, temperature, then the request's noise.
 
 `argmax(logits / T + G(seed, position, token))` is a draw from the softmax (Gumbel-max), and a function of the row,
 the parameters and the position alone: the same with speculation on, off, pruned or resumed. `sampler` draws for all
-rows of a pass; here is what it has to know of a sequence.
+rows of a pass; this module holds a sequence's parameters and history.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _NEVER = -np.inf
 
 
 class Constraint(Protocol):
-    """What an output's own form allows to come next."""
+    """Allowed next tokens of an output with a grammar."""
 
     @property
     def allowed(self) -> Mask:
-        """The tokens that may come next [vocab]."""
+        """Allowed next tokens [vocab]."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow the output so far."""
+        """Whether nothing may follow the output."""
 
     def push(self, token: int) -> None:
-        """Take the next token."""
+        """Advance by a token."""
 
 
 class TokenChooser:
-    """Chooses one sequence's tokens, in order; each choice becomes part of the history of the next."""
+    """Chooses one sequence's tokens, in order; each choice enters the history of the next."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class TokenChooser:
         min_tokens: int = 0,
         near_tie_gap: float = 0.0,
     ) -> None:
-        """Choices that logits could change which are off by less than half of `near_tie_gap` are counted; 0: none."""
+        """Counts choices that errors of logits below half of `near_tie_gap` could change; 0 counts none."""
         self.params = params
         self.min_tokens = min_tokens
         self.near_tie_gap = near_tie_gap
         self.num_output = 0
         self.num_near_ties = 0
-        # Set before the first choice, for requests with a grammar.
+        # Set before the first choice of requests with a grammar.
         self.constraint: Constraint | None = None
-        # Tokens of the prompt and the output, each once, and how often the output has them; where penalties are.
+        # Distinct tokens of prompt and output, and their counts in the output; only with penalties.
         self.history, self.counts = array("q"), array("d")
         self._places: dict[int, int] = {}
-        # Bias, allowed and bad tokens, and those that end the output, each with its values.
+        # Bias, allowed, bad and end tokens, each with values.
         self.lists = tuple(
             (np.array(tuple(tokens), np.int64), np.array(tuple(values), np.float64))
             for tokens, values in (
@@ -76,7 +76,7 @@ class TokenChooser:
                 ),
             )
         )
-        # Columns of `token_draws`. The seed is a signed number of the same bits.
+        # Columns of `token_draws`. The seed as a signed number of the same bits.
         self.whole = params.seed - ((params.seed >> 63) << 64), params.top_k
         self.real = (
             params.temperature,
@@ -95,10 +95,10 @@ class TokenChooser:
             self.push(token)
 
     def choose(self, logits: Logits, position: int) -> int:
-        """The token at an absolute position, from that row's raw logits [vocab].
+        """Token at an absolute position, from the row's raw logits [vocab].
 
         Raises:
-            InvalidRequestError: the grammar and the other parameters together leave no token.
+            InvalidRequestError: the grammar and the other parameters together allow no token.
         """
         mask = NO_MASK if self.constraint is None else self.constraint.allowed
         table = RowTable()
@@ -115,36 +115,36 @@ class TokenChooser:
         return token
 
     def choose_exactly(self, scores: Logits, position: int) -> int:
-        """The token from a row of scores [vocab], where sums in double precision say which ones `top_p` keeps."""
+        """Token from a row of scores [vocab], with `top_p` evaluated by sums in double precision."""
         return int((self._scaled(scores) + self._noise(position)).argmax())
 
     def take_near_ties(self) -> int:
-        """Choices since the last call that were near-ties.
+        """Number of near-ties since the last call.
 
-        Their two best scores, as logits, were less than the near-tie gap apart; or one of the two is so near the edge
-        of a cut by top_k, top_p or min_p that rounding decides on which side it is.
+        Choices whose two best scores, as logits, differed by less than the near-tie gap; or where one of the two is so
+        close to a cut by top_k, top_p or min_p that rounding decides its side.
         """
         taken, self.num_near_ties = self.num_near_ties, 0
         return taken
 
     def law(self, logits: Logits, path: Sequence[int]) -> Law:
-        """The law [vocab] that `choose` would draw from once `path` had followed the output, from the row behind it.
+        """Distribution [vocab] that `choose` would draw from once `path` followed the output, from the row after it.
 
         For temperatures above 0 and outputs without a grammar.
         """
         scaled = self._scaled(self._processed(logits, path))
         if scaled.max() == _NEVER:
-            # The parameters forbid every token; `choose` says token 0 then.
+            # The parameters forbid every token; `choose` returns token 0.
             scaled[0] = 0.0
         weights = np.exp(scaled - scaled.max())
         law: Law = weights / weights.sum()
         return law
 
     def guess_scores(self, logits: Logits, position: int) -> Logits:
-        """Scores [rows, vocab] of guesses for consecutive positions from `position` on, made from the rows of `logits`.
+        """Scores [rows, vocab] of guesses for consecutive positions from `position` on, from the rows of `logits`.
 
-        They are what `choose` would take the best of, in units of logits; the output's form is left out, which says
-        nothing of tokens further on.
+        `choose` would take their maximum, in units of logits; grammars are ignored, since they do not bound later
+        tokens.
         """
         scores = np.empty_like(logits)
         for offset, row in enumerate(logits):
@@ -155,7 +155,7 @@ class TokenChooser:
         return scores
 
     def push(self, token: int) -> None:
-        """Make a token part of the output's history."""
+        """Add a token to the output's history."""
         self.num_output += 1
         if self.params.has_penalties:
             self.counts[self._meet(token)] += 1
@@ -163,12 +163,12 @@ class TokenChooser:
             self.constraint.push(token)
 
     def count(self, token: int) -> float:
-        """How often the output has a token; known where penalties are."""
+        """Count of a token in the output; known with penalties only."""
         place = self._places.get(token)
         return 0.0 if place is None else self.counts[place]
 
     def _meet(self, token: int) -> int:
-        """A token's place in the history, from now on."""
+        """Index of a token in the history, added if new."""
         place = self._places.get(token)
         if place is None:
             place = self._places[token] = len(self.history)
@@ -187,9 +187,9 @@ class TokenChooser:
         return table.edited(logits, NO_MASK)
 
     def _scaled(self, scores: Logits) -> Law:
-        """Scores over the temperature; those of tokens that are cut off by top_k, top_p and min_p are -inf.
+        """Scores over the temperature; -inf for tokens cut off by top_k, top_p and min_p.
 
-        They are applied in this order, and the likeliest token always stays.
+        Applied in this order; the likeliest token always stays.
         """
         params = self.params
         scaled = scores.astype(np.float64) / params.temperature
@@ -199,7 +199,7 @@ class TokenChooser:
         if params.top_p < 1:
             order = np.argsort(-scaled, kind="stable")
             weights = np.exp(scaled[order] - scaled[order[0]])
-            # A token stays while the likelier ones together have not reached top_p.
+            # A token stays while the likelier ones sum to less than top_p.
             before = np.cumsum(weights) - weights
             scaled[order[before >= params.top_p * weights.sum()]] = _NEVER
         if params.min_p > 0:
@@ -208,7 +208,7 @@ class TokenChooser:
 
 
 def warm_up(vocab_size: int) -> None:
-    """Draw a token, so that no request waits until what that calls is compiled."""
+    """Draw a token, so that no request waits for compilation."""
     chooser = TokenChooser(SamplingParams(temperature=1.0, repetition_penalty=1.1), vocab_size, prompt=(0,))
     rows = np.zeros((1, vocab_size), np.float32)
     chooser.choose(rows[0], 0)

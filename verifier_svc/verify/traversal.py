@@ -1,14 +1,14 @@
 """Traversal verification of a sampled tree (Weng et al. 2505.12398): sequences are tried from the leaves up.
 
-A node's rate is the probability that the sequence ending there, or one that goes on from it, is accepted; it is spent
-on the children in the order of their drawing, and what they leave is the node's own. So the children of a token that a
-top-down rule would refuse are not wasted. On a chain it accepts as block verification does.
+A node's rate is the probability that the sequence ending there, or a continuation, is accepted; it is spent on the
+children in the order in which they were drawn, and the rest is the node's own. Children of a token that a top-down rule
+would reject are thus not wasted. On a chain it equals block verification.
 
-It is a rejection rule, of the shape `rule(tree, target, chance) -> Acceptance`: a tree whose nodes are draws from
-distributions that it carries, the target's next-token probabilities [vocab, float64] after a node (ROOT or a node's
-index) with all sampling parameters applied, and a source of chance that is independent of the tree's. Given the
-committed tokens before it, the block has the target's own law; not its tokens for a seed. The rule trusts the drafter:
-distributions that the tree was not drawn from bias the output. Sample-and-follow needs no distributions.
+It is a rejection rule of the shape `rule(tree, target, chance) -> Acceptance`: a tree whose nodes are draws from its
+distributions, the target's next-token probabilities [vocab, float64] after a node (ROOT or a node's index) with all
+sampling parameters applied, and a random source independent of the tree's. Given the committed tokens before it, the
+block has the target's own distribution, but not its tokens for a seed. The rule trusts the drafter: distributions that
+the tree was not drawn from bias the output. Sample-and-follow needs no distributions.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Target = Callable[[int], FloatArray]
 def traverse(
     tree: TokenTree, logits: Logits, chooser: TokenChooser, chance: Chance, is_last: Callable[[int], bool]
 ) -> Acceptance:
-    """Accept a path of a sampled tree, cut where the output ends; its tokens become part of the chooser's history.
+    """Accept a path of a sampled tree, cut at the output's end; its tokens enter the chooser's history.
 
     Args:
         tree: the draft, with its distributions.
         logits: the root's and the tree's rows [1 + nodes, vocab].
-        chooser: gives the target's law behind each node, with all sampling parameters applied to its own history.
-        chance: independent of what the tree was drawn with.
-        is_last: called with every token in order; true when the output ends with it.
+        chooser: the target's distribution after each node, with all sampling parameters applied to its own history.
+        chance: independent of the tree's random source.
+        is_last: called with every token in order; true if the output ends with it.
     """
     sampled = SampledTree.of(tree)
 
@@ -64,10 +64,9 @@ def traversal(tree: SampledTree, target: Target, chance: Chance) -> Acceptance:
 
 
 def residual(law: FloatArray, draft: DraftDistribution, rate: float = 1.0) -> tuple[float, FloatArray]:
-    """The mass of (rate * law - draft)+, and that law normalised: what a rejected draft leaves of the target's law.
+    """Mass and normalisation of (rate * law - draft)+: the target's distribution after a rejected draft.
 
-    Where nothing is left over, the draft could not have been rejected. Rounding can lead there all the same, with a
-    probability of rounding's size; the law then stays as it is.
+    Without any mass, the draft could not have been rejected, except by rounding; the distribution then stays unchanged.
     """
     left = rate * law
     left[draft.tokens] = np.maximum(left[draft.tokens] - draft.probabilities, 0.0)
@@ -81,7 +80,7 @@ def ratio(law: FloatArray, draft: DraftDistribution, token: int, rate: float = 1
 
 
 def remaining_rate(mass: float, rate: float) -> float:
-    """The acceptance rate of a sequence of `rate` once its next draft was rejected and left this mass over."""
+    """Acceptance rate of a sequence of `rate` after its next draft was rejected with this residual mass."""
     return mass / (mass + (1.0 - rate)) if mass > 0 else 0.0
 
 
@@ -92,7 +91,7 @@ def accept(tree: SampledTree, node: int, law: FloatArray, chance: Chance) -> Acc
 
 
 def _visit(tree: SampledTree, target: Target, chance: Chance, node: int, rate: float) -> Acceptance | None:
-    """What is accepted at or below a node of this rate, if anything."""
+    """Accepted path at or below a node of this rate, if any."""
     if rate == 0:
         return None
     law = target(node)
@@ -102,5 +101,5 @@ def _visit(tree: SampledTree, target: Target, chance: Chance, node: int, rate: f
             return found
         mass, law = residual(law, draft, rate)
         rate = remaining_rate(mass, rate)
-    # The root's rate stays 1, save where rounding alone leads. It is the committed text and needs no coin.
+    # The root's rate stays 1 except for rounding. It is committed text and needs no coin.
     return accept(tree, node, law, chance) if node == ROOT or chance.happens(rate) else None
