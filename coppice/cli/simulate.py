@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from coppice.cli.bench.options import length_range, numbers, rates
 from coppice.lab.bench.harness.tables import Row, Table, print_tables
 
 if TYPE_CHECKING:
@@ -164,24 +166,17 @@ def _scenario(
     from coppice.lab.simulator.loads import Workload
     from coppice.lab.simulator.scenario import Scenario
 
-    lengths = _numbers(output_tokens, int, "--output-tokens")
-    if not 1 <= len(lengths) <= 2 or list(lengths) != sorted(lengths):
-        raise typer.BadParameter(f"--output-tokens: needs a range such as 32,128, got {output_tokens!r}")
     prompts = (prompt_tokens,) if prompt_tokens else ()
-    workload = Workload(profile.traces, lengths[0], lengths[-1], prompts, seed)
+    workload = Workload(profile.traces, *length_range(output_tokens), prompts, seed)
     return Scenario(profile.machine, workload, Fleet(*sizes), max_nodes=max_nodes, seed=seed)
 
 
 def _loads(requests: str, arrivals_per_s: str, duration_s: float, seed: int) -> list[Load]:
     from coppice.lab.simulator.loads import ClosedLoad, PoissonLoad
 
-    rates = _numbers(arrivals_per_s, float, "--arrivals-per-s")
-    if rates:
-        return [PoissonLoad(rate, duration_s, seed) for rate in rates]
-    counts = _numbers(requests, int, "--requests")
-    if not counts or max(counts) > MAX_REQUESTS:
-        raise typer.BadParameter(f"--requests: needs numbers up to {MAX_REQUESTS} such as 1,16, got {requests!r}")
-    return [ClosedLoad(count, duration_s) for count in counts]
+    if arrivals := rates(arrivals_per_s, "--arrivals-per-s", below=math.inf):
+        return [PoissonLoad(rate, duration_s, seed) for rate in arrivals]
+    return [ClosedLoad(count, duration_s) for count in numbers(requests, "--requests", MAX_REQUESTS, least=1)]
 
 
 def _policies(names: Sequence[str] | None) -> list[Policy]:
@@ -191,16 +186,6 @@ def _policies(names: Sequence[str] | None) -> list[Policy]:
         return [Policy.parse(name) for name in dict.fromkeys(names or POLICIES)]
     except ValueError as error:
         raise typer.BadParameter(f"--policy: {error}") from error
-
-
-def _numbers(text: str, kind: type[Value], option: str) -> tuple[Value, ...]:
-    try:
-        numbers = tuple(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))  # type: ignore[call-arg]
-    except ValueError:
-        numbers = (kind(),)
-    if not all(0 < number < float("inf") for number in numbers):  # type: ignore[operator]
-        raise typer.BadParameter(f"{option}: needs numbers above 0 such as 4,16, got {text!r}")
-    return numbers
 
 
 def _read(read: Callable[[Path], Value], path: Path, option: str, error_kind: type[ValueError]) -> Value:

@@ -146,7 +146,8 @@ def semi_ar_features(
 ) -> None:
     """Teach a semi-ar drafter to use the target's hidden states."""
     set_threads(threads)
-    from drafter_svc.training.semi_ar_features import FeatureRecipe, train_semi_ar_features
+    from drafter_svc.training.head_run import FeatureRecipe
+    from drafter_svc.training.semi_ar_features import train_semi_ar_features
 
     recipe = FeatureRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
     with training(corpus) as roots:

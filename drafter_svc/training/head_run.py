@@ -24,17 +24,21 @@ _JUDGING_ONE_IN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPace:
-    """Number of steps, rows per batch and blocks per row.
+class FeatureRecipe:
+    """Everything that decides the result of a run, but for the target and the trunk.
 
-    `position_decay` is the number of places over which a token's weight in the loss falls by a factor of e.
+    In every step, `groups` blocks of each row are predicted, `rows` rows at a time. `position_decay` is the number of
+    places over which a token's weight falls by a factor of e. Heads have a `rank` together.
     """
 
     steps: int
-    rows: int
-    groups: int
-    position_decay: float
-    seed: int
+    rows: int = 6
+    sample_rows: int = 512
+    corpus_rows: int = 256
+    groups: int = 64
+    rank: int = 96
+    position_decay: float = 4.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,13 @@ class _Blocks:
 class HeadRun:
     """Fits heads [P, H, D], which begin as nothing. A killed run goes on after the last step that it has made."""
 
-    def __init__(self, trunk: Trunk, taught: TaughtRows, pace: HeadPace, state_dir: Path) -> None:
+    def __init__(self, trunk: Trunk, taught: TaughtRows, recipe: FeatureRecipe, state_dir: Path) -> None:
         """`taught` has the target's states."""
         if taught.states is None:
             raise ValueError("the text has no hidden states")
         self._trunk = trunk
         self._taught = taught
-        self._pace = pace
+        self._recipe = recipe
         self._path = state_dir / "heads.pt"
         hidden = trunk.table.shape[1]
         shape = 1 + trunk.calibration.num_masks, taught.states.shape[-1] + hidden, hidden
@@ -71,7 +75,7 @@ class HeadRun:
         self._restore()
         if not self.curve:
             self._note(0, self._mean(self._judge(self.heads)), held_out(self.heads), 0.0)
-        for step in range(len(self.curve), 1 + self._pace.steps):
+        for step in range(len(self.curve), 1 + self._recipe.steps):
             started = time.monotonic()
             self.sums = self._sums(step)
             losses = self._take(self.sums.step())
@@ -85,7 +89,7 @@ class HeadRun:
         return losses
 
     def _mean(self, losses: Tensor) -> float:
-        return float(weighted(losses, position_weights(len(losses), self._pace.position_decay)))
+        return float(weighted(losses, position_weights(len(losses), self._recipe.position_decay)))
 
     def _note(self, step: int, loss: float, held_out: float, seconds: float) -> None:
         self.seconds += seconds
@@ -94,7 +98,7 @@ class HeadRun:
     def _sums(self, step: int) -> HeadSums:
         sums = HeadSums(*self._shape)
         numbers = [number for number in range(self._num_batches) if number % _JUDGING_ONE_IN]
-        bar = tqdm(numbers, desc=f"step {step} of {self._pace.steps}", mininterval=5)
+        bar = tqdm(numbers, desc=f"step {step} of {self._recipe.steps}", mininterval=5)
         for count, blocks in enumerate(self._blocks(bar, step)):
             rows = (blocks.rows + self._said(self.heads, blocks.inputs)).requires_grad_()
             logits = self._trunk.logits(blocks.layout, blocks.text.token_ids, rows)
@@ -122,15 +126,15 @@ class HeadRun:
 
     @property
     def _num_batches(self) -> int:
-        return -(-len(self._taught) // self._pace.rows)
+        return -(-len(self._taught) // self._recipe.rows)
 
     def _blocks(self, numbers: Iterator[int] | range | tqdm[int], step: int) -> Iterator[_Blocks]:
         """Blocks at random places of batches; a function of seed, step and number."""
         length, num_masks = self._taught.token_ids.shape[1], self._trunk.calibration.num_masks
         for number in numbers:
-            generator = torch.Generator().manual_seed((self._pace.seed * 1_003 + step) * 1_000_003 + number)
-            layout = random_layout(length, self._pace.groups, num_masks, False, generator)
-            text = self._taught.part(slice(number * self._pace.rows, (number + 1) * self._pace.rows))
+            generator = torch.Generator().manual_seed((self._recipe.seed * 1_003 + step) * 1_000_003 + number)
+            layout = random_layout(length, self._recipe.groups, num_masks, False, generator)
+            text = self._taught.part(slice(number * self._recipe.rows, (number + 1) * self._recipe.rows))
             assert text.states is not None
             inputs = self._trunk.inputs(layout, text.token_ids, committed_states(text.states, 0))
             yield _Blocks(layout, text, self._trunk.rows(layout, text.token_ids), inputs)

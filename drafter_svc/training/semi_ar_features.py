@@ -6,7 +6,6 @@ The states come with the target's own look at the text. Heads are fitted by Newt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +27,8 @@ from drafter_svc.training.block_run import (
     EVALUATION_GROUPS,
     write_calibration,
 )
-from drafter_svc.training.head_run import HeadPace, HeadRun
-from drafter_svc.training.trunk import Trunk, load_trunk
+from drafter_svc.training.head_run import FeatureRecipe, HeadRun
+from drafter_svc.training.trunk import load_trunk
 
 KIND = "semi-ar-features"
 STORY = """
@@ -39,24 +38,6 @@ from that token, to what is added to the place's row before the output layer. Wh
 
 For every committed token the verifier streams that state, {width} numbers in bfloat16: {size:,} bytes per token.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureRecipe:
-    """Everything that decides the result of a run, but for the target and the trunk.
-
-    In every step, `groups` blocks of each row are predicted, `rows` rows at a time. `position_decay` is the number of
-    places over which a token's weight falls by a factor of e. Heads have a `rank` together.
-    """
-
-    steps: int
-    rows: int = 6
-    sample_rows: int = 512
-    corpus_rows: int = 256
-    groups: int = 64
-    rank: int = 96
-    position_decay: float = 4.0
-    seed: int = 0
 
 
 def train_semi_ar_features(
@@ -85,8 +66,7 @@ def train_semi_ar_features(
         losses = [float(token_terms(predict(heads, rows), rows[:, layout.predicted]).mean()) for rows in windows]
         return sum(losses) / len(losses)
 
-    pace = HeadPace(recipe.steps, recipe.rows, recipe.groups, recipe.position_decay, recipe.seed)
-    run = HeadRun(trunk, own.taught, pace, state_dir)
+    run = HeadRun(trunk, own.taught, recipe, state_dir)
     run.run(held_out)
     down, up = run.sums.reduced(run.heads, recipe.rank)
     text = held_out_text(target, store, shape, recipe.seed)
@@ -104,13 +84,9 @@ def train_semi_ar_features(
     write_card(
         out, title=title, parameters=down.numel() + up.numel(), recipe=recipe, store=store, loop=run, extra=extra
     )
-    _write_calibration(out, trunk, trunk_dir, next(iter(reports.values())), shape.length)
-
-
-def _write_calibration(out: Path, trunk: Trunk, trunk_dir: Path, report: BlockReport, context: int) -> None:
-    known = trunk.calibration
-    others = {"trunk": trunk_reference(trunk_dir, out)}
-    write_calibration(out, KIND, known.block, known.num_masks, report, context, others)
+    known, others = trunk.calibration, {"trunk": trunk_reference(trunk_dir, out)}
+    first = next(iter(reports.values()))
+    write_calibration(out, KIND, known.block, known.num_masks, first, shape.length, others)
 
 
 def _card_extra(reports: Mapping[str, BlockReport], own: OwnText, target_dir: Path) -> str:

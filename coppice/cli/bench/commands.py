@@ -233,7 +233,7 @@ def load(
     opt.begin(target)
     levels = opt.numbers(concurrency, "--concurrency", least=1)
     shortest, longest = opt.length_range(output_tokens)
-    shares = opt.multiples(rates, "--rates")
+    shares = opt.rates(rates, "--rates")
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
     from coppice.lab.bench.load.figures import Targets
@@ -294,7 +294,7 @@ def overload(
     again.
     """
     opt.begin(target)
-    loads = opt.multiples(factors, "--factors")
+    loads = opt.rates(factors, "--factors")
     if not loads:
         raise typer.BadParameter("--factors: needs at least one number")
     shortest, longest = opt.length_range(output_tokens)

@@ -142,15 +142,15 @@ def numbers(text: str, option: str, most: int | None = None, least: int = 0) -> 
     return values
 
 
-def multiples(text: str, option: str) -> tuple[float, ...]:
-    """Shares or multiples of a rate, each once; raises typer.BadParameter where one is none."""
+def rates(text: str, option: str, below: float = MAX_RATE) -> tuple[float, ...]:
+    """Numbers above 0 with commas between, each once; raises typer.BadParameter where one is none."""
     try:
-        rates = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+        found = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
     except ValueError:
-        rates = (0.0,)
-    if not all(0 < rate < MAX_RATE for rate in rates):
-        raise typer.BadParameter(f"{option}: needs numbers above 0 and below {MAX_RATE} such as 0.3,0.9, got {text!r}")
-    return rates
+        found = (0.0,)
+    if not all(0 < rate < below for rate in found):
+        raise typer.BadParameter(f"{option}: needs numbers above 0 and below {below:g} such as 0.3,0.9, got {text!r}")
+    return found
 
 
 def length_range(text: str) -> tuple[int, int]:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.simulator.clock import Action
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.sequences import num_followed
 from coppice.lab.simulator.texts import Text
-from orchestrator.request.rounds import DraftOpening, Outcome
+from orchestrator.request.drafting import Drafting
+from orchestrator.request.rounds import Outcome
 
 KIND = "modelled"
-
-
-class Handler(Protocol):
-    """Whose drafts these are; `orchestrator/request/drafting.py` is one."""
-
-    def draft_opening(self) -> DraftOpening: ...
-
-    def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
 
 
 @dataclass
@@ -31,7 +23,7 @@ class DraftedSequence:
     """A sequence at a drafter. `last` is its last tree and `num_read` the tokens before it: both need no reading."""
 
     text: Text
-    handler: Handler
+    handler: Drafting
     num_prompt: int
     length: int
     max_nodes: int
@@ -39,7 +31,7 @@ class DraftedSequence:
     num_read: int = 0
     last: TokenTree = EMPTY_TREE
     is_closed: bool = False
-    is_queued: bool = field(default=False)
+    is_queued: bool = False
 
 
 class SimulatedDrafter:
@@ -163,7 +155,7 @@ class DrafterLink:
         self._sequences: dict[int, DraftedSequence] = {}
         self.asked = 0
 
-    def join(self, handler: Handler) -> int:
+    def join(self, handler: Drafting) -> int:
         sequence_id, opening = next(self._ids), handler.draft_opening()
         sequence = DraftedSequence(
             self._text, handler, self._num_prompt, len(opening.token_ids), opening.max_nodes, opening.row_multiple

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+import numpy as np
 
 from coppice.lab.simulator.deployment import Deployment
 from coppice.lab.simulator.requests import SimulatedRequest
@@ -78,17 +79,6 @@ class Window:
         return self.start_s <= time_s <= self.start_s + self.duration_s
 
 
-class Load(Protocol):
-    """Something to do to a deployment."""
-
-    @property
-    def name(self) -> str: ...
-
-    def run(self, deployment: Deployment, workload: Workload) -> Window:
-        """Send the requests."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClosedLoad:
     """So many requests at once, for so long after as many have ended."""
@@ -131,6 +121,9 @@ class PoissonLoad:
         while (at_s := at_s + generator.expovariate(self.rate_per_s)) < self.duration_s:
             deployment.clock.later(at_s, arrivals.begin)
         return _counted(deployment, arrivals, self.duration_s, self.duration_s + DRAIN_S)
+
+
+Load = ClosedLoad | PoissonLoad
 
 
 class _Arrivals:
@@ -184,7 +177,4 @@ def _num_drafts(deployment: Deployment) -> int:
 
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The smallest value that at least so large a share is not above; None where there is none."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, max(0, -int(-share * len(ranked) // 1) - 1))]
+    return float(np.quantile(values, share, method="inverted_cdf")) if values else None

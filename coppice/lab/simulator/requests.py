@@ -10,14 +10,13 @@ from coppice.core.tree import TokenTree
 from coppice.lab.simulator.drafters import DrafterLink
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
+from coppice.lab.simulator.sequences import SimulatedSequence
 from coppice.lab.simulator.texts import Text
 from coppice.lab.simulator.verifiers import SimulatedVerifier
 from orchestrator.planner.base import Planner
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
-from verifier_svc.stream.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:
     from orchestrator.peers.drafter_client import DrafterClient
@@ -115,18 +114,17 @@ class SimulatedRequest:
 
         self._clock.later(self._message_s, arrive)
 
-    def _on_outcome(self, result: RoundResult) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         """The verifier sends it; the orchestrator takes it when its turn comes."""
 
         def arrive() -> None:
-            self._orchestrator.handle(self._outcome_s, lambda: self._on_round(result))
+            self._orchestrator.handle(self._outcome_s, lambda: self._on_round(outcome))
 
         self._clock.later(self._message_s, arrive)
 
-    def _on_round(self, result: RoundResult) -> None:
+    def _on_round(self, outcome: Outcome) -> None:
         if not self.is_open:
             return
-        outcome = _outcome(result)
         self._transcript.append(outcome.token_ids)
         self._drafting.load = self._verifier.load
         self.num_rounds += 1
@@ -141,20 +139,3 @@ class SimulatedRequest:
             self.ended_s = self._clock.now_s
             self.close()
             self._on_end(self)
-
-
-def _outcome(result: RoundResult) -> Outcome:
-    return Outcome(
-        base_length=result.base_length,
-        token_ids=result.token_ids,
-        num_accepted=result.num_accepted,
-        draft_nodes=len(result.tree),
-        draft_depth=result.tree.depth,
-        redraft_nodes=0,
-        features=b"",
-        pass_rows=result.pass_rows,
-        pass_us=round(1e6 * result.pass_s),
-        linger_us=round(1e6 * result.waited_s),
-        stale_drafts=0,
-        draft_origin=DRAFT_ORIGINS[result.origin],
-    )

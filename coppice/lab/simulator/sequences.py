@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.lab.simulator.texts import Text
+from orchestrator.request.rounds import Outcome
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import Mailbox
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
+from verifier_svc.stream.responses import DRAFT_ORIGINS
 
-# Accepted nodes, committed tokens, and the tree that was verified.
-OnRound = Callable[["RoundResult"], None]
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What one round of a sequence came to."""
-
-    base_length: int
-    token_ids: tuple[int, ...]
-    num_accepted: int
-    tree: TokenTree
-    pass_rows: int
-    pass_s: float
-    waited_s: float
-    origin: DraftOrigin | None
+OnRound = Callable[[Outcome], None]
 
 
 class SimulatedSequence:
@@ -115,7 +101,7 @@ class SimulatedSequence:
         self._origin = self.mailbox.origin if len(self._tree) else None
         return num_pending + len(self._tree)
 
-    def end_pass(self, num_pending: int, now_s: float, waited_s: float, rows: int, pass_s: float) -> RoundResult | None:
+    def end_pass(self, num_pending: int, now_s: float, waited_s: float, rows: int, pass_s: float) -> Outcome | None:
         """Commit what the pass came to; None when it was a part of the prompt."""
         self._num_computed += num_pending
         if self.num_pending:
@@ -132,7 +118,20 @@ class SimulatedSequence:
         self._num_rounds += 1
         self.mailbox.advance(committed, self.tokens)
         self.last_outcome_s = now_s
-        return RoundResult(base, tuple(committed), accepted, tree, rows, pass_s, waited_s, self._origin)
+        return Outcome(
+            base_length=base,
+            token_ids=tuple(committed),
+            num_accepted=accepted,
+            draft_nodes=len(tree),
+            draft_depth=tree.depth,
+            redraft_nodes=0,
+            features=b"",
+            pass_rows=rows,
+            pass_us=round(1e6 * pass_s),
+            linger_us=round(1e6 * waited_s),
+            stale_drafts=0,
+            draft_origin=DRAFT_ORIGINS[self._origin],
+        )
 
 
 def num_followed(tree: TokenTree, said: list[int]) -> int:

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.machine import Machine, PassWork, noise_factor
-from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
+from coppice.lab.simulator.sequences import SimulatedSequence
 from orchestrator.planner.base import VerifierLoad
+from orchestrator.request.rounds import Outcome
 from verifier_svc.engine.pass_cost import PassCost
 from verifier_svc.engine.pass_shares import RowAllotment, share_rows
 
@@ -155,33 +156,33 @@ class SimulatedVerifier:
         self.counts.passes += 1
         self.counts.rows += work.rows
         self.counts.pass_s += pass_s
-        results = []
+        outcomes = []
         for share, sequence, waited_s in self._in_pass:
-            result = sequence.end_pass(share.num_pending, self._clock.now_s, waited_s, work.rows, pass_s)
-            if result is not None and sequence in self._running:
-                results.append((sequence, result))
+            outcome = sequence.end_pass(share.num_pending, self._clock.now_s, waited_s, work.rows, pass_s)
+            if outcome is not None and sequence in self._running:
+                outcomes.append((sequence, outcome))
         self._take_turns()
         self._tell_load(work, pass_s)
-        num_tokens = sum(len(result.token_ids) for _, result in results)
-        self._clock.later(self._costs.after_s(len(self._in_pass), num_tokens), lambda: self._deliver(results))
+        num_tokens = sum(len(outcome.token_ids) for _, outcome in outcomes)
+        self._clock.later(self._costs.after_s(len(self._in_pass), num_tokens), lambda: self._deliver(outcomes))
 
-    def _deliver(self, results: list[tuple[SimulatedSequence, RoundResult]]) -> None:
+    def _deliver(self, outcomes: list[tuple[SimulatedSequence, Outcome]]) -> None:
         self._in_pass = []
-        for sequence, result in results:
+        for sequence, outcome in outcomes:
             if sequence not in self._running:
                 continue
-            self._count(result)
+            self._count(outcome)
             if sequence.is_complete:
                 self._running.remove(sequence)
-            sequence.on_round(result)
+            sequence.on_round(outcome)
         self.look()
 
-    def _count(self, result: RoundResult) -> None:
+    def _count(self, outcome: Outcome) -> None:
         self.counts.rounds += 1
-        self.counts.row_passes += result.pass_rows
-        self.counts.tokens += len(result.token_ids)
-        self.counts.nodes += len(result.tree)
-        self.counts.drafted += len(result.tree) > 0
+        self.counts.row_passes += outcome.pass_rows
+        self.counts.tokens += len(outcome.token_ids)
+        self.counts.nodes += outcome.draft_nodes
+        self.counts.drafted += outcome.draft_nodes > 0
 
     def _take_turns(self) -> None:
         """Put the rounds of a pass after all others, as the scheduler does where not all find room."""

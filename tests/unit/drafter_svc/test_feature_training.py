@@ -27,8 +27,8 @@ from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model import checkpoint as drafter_checkpoint
 from drafter_svc.training import head_fit, semi_ar_features
 from drafter_svc.training.head_fit import HeadSums, best_shares
-from drafter_svc.training.head_run import HeadPace, HeadRun
-from drafter_svc.training.semi_ar_features import FeatureRecipe, train_semi_ar_features
+from drafter_svc.training.head_run import FeatureRecipe, HeadRun
+from drafter_svc.training.semi_ar_features import train_semi_ar_features
 from drafter_svc.training.trunk import load_trunk
 from tests.feature_drafters import KIND, encode
 from tests.tiny_blocks import BLOCK, write_tiny_block_drafter
@@ -184,7 +184,7 @@ def test_fitting_finds_what_states_say_of_the_next_token(workshop: Path, tmp_pat
     nexts = torch.cat([chosen[:, :1], chosen[:, :-1]], 1) * 7
     top_ids = torch.stack([nexts, nexts + 1], -1)
     taught = TaughtRows(rows, top_ids.int(), torch.tensor([0.9, 0.1]).log().expand(96, 24, 2), states)
-    run = HeadRun(trunk, taught, HeadPace(3, 6, 8, 4.0, 0), tmp_path)
+    run = HeadRun(trunk, taught, FeatureRecipe(3, rows=6, groups=8), tmp_path)
     run.run(lambda _: 0.0)
     losses = [entry["train"] for entry in run.curve]
     assert losses[-1] < losses[0] - 1

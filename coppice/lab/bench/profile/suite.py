@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -188,7 +187,7 @@ class ProfileSuite:
     async def _measured(self, topology: Topology) -> Measured:
         machine, [verifier], [drafter] = describe_machine(), topology.verifier_addresses, topology.drafter_addresses
         try:
-            async with Client(topology.address) as client, _channel(verifier) as channel:
+            async with Client(topology.address) as client, open_channel(verifier) as channel:
                 stub = verifier_pb2_grpc.VerifierServiceStub(channel)
                 limits = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
                 return await self._measure(client, drafter, max(1, limits.row_multiple), machine)
@@ -218,7 +217,7 @@ class ProfileSuite:
                 references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
                 step(done=f"{len(references)} outputs of plain decoding")
                 traces: list[Trace] = []
-                async with _channel(drafter) as channel:
+                async with open_channel(drafter) as channel:
                     for prompt, said in zip(prompts, references, strict=True):
                         trees = await every_position(channel, prompt, said, plan.recorded_nodes, row_multiple)
                         traces.append(Trace(len(prompt), said, tuple(trees), prompt))
@@ -314,12 +313,3 @@ def _rows(measured: Measured, records: Records, *, calibrates: bool) -> list[dic
         ]
         row |= seen(records, spans)
     return found
-
-
-@asynccontextmanager
-async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    channel = open_channel(address)
-    try:
-        yield channel
-    finally:
-        await channel.close()
