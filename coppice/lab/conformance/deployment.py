@@ -84,6 +84,25 @@ class Deployment:
             raise FailureError(str(error), request) from error
         return stream.results()
 
+    async def leave(self, request: GenerateRequest, after: int = 1) -> tuple[list[int], str]:
+        """Tokens and text of an answer that is cancelled after so many tokens or a few more.
+
+        Raises FailureError if the request was refused or failed.
+        """
+        tokens: list[int] = []
+        text = ""
+        stream = self.start(request)
+        try:
+            async for chunk in stream:
+                tokens.extend(chunk.token_ids)
+                text += chunk.text
+                if len(tokens) >= after:
+                    break
+        except RequestFailedError as error:
+            raise FailureError(str(error), request) from error
+        stream.cancel()
+        return tokens, text
+
     async def plain(self, request: GenerateRequest) -> Completion:
         """The answer to a request with speculation off."""
         request = varied(request, mode=OFF)

@@ -11,7 +11,7 @@ from coppice.client import RequestFailedError
 from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import ask_same, require, require_outputs, same_answer, same_tokens
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.errors import FailureError, SkippedError
+from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -30,19 +30,8 @@ def endless(deployment: Deployment, seed: int) -> GenerateRequest:
     return deployment.requests(temperature=1.0, seed=seed, mode=FORCED)[seed % 3]
 
 
-async def leave(deployment: Deployment, request: GenerateRequest) -> None:
-    """Start a request and cancel it after its first tokens."""
-    stream = deployment.start(request)
-    try:
-        async for _ in stream:
-            break
-    except RequestFailedError as error:
-        raise FailureError(str(error), request) from error
-    stream.cancel()
-
-
 async def leave_some(deployment: Deployment) -> None:
-    await asyncio.gather(*(leave(deployment, endless(deployment, seed)) for seed in range(LEFT)))
+    await asyncio.gather(*(deployment.leave(endless(deployment, seed)) for seed in range(LEFT)))
 
 
 async def company(deployment: Deployment) -> int:
@@ -75,7 +64,7 @@ async def freed(deployment: Deployment) -> None:
 async def outputs_freed(deployment: Deployment) -> None:
     require_outputs(deployment, OUTPUTS)
     usual = await company(deployment)
-    await leave(deployment, varied(endless(deployment, 0), num_outputs=OUTPUTS))
+    await deployment.leave(varied(endless(deployment, 0), num_outputs=OUTPUTS))
     await alone_again(deployment, usual)
 
 
@@ -84,7 +73,7 @@ async def room(deployment: Deployment) -> None:
     request = deployment.request(max_tokens=TOKENS, mode=FORCED)
     expected = await deployment.plain(request)
     for seed in range(100):
-        await leave(deployment, endless(deployment, seed))
+        await deployment.leave(endless(deployment, seed))
     await ask_same(deployment, request, expected)
 
 

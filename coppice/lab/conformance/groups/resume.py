@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice.client import RequestFailedError
 from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import ask_same, ask_tokens, require, same_tokens
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.errors import FailureError, SkippedError
+from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.lab.conformance.slow_scan import INCOMPLETE, cut_at_strings, known_sampled
-from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("resume")
 
@@ -95,7 +93,7 @@ async def cancelled(deployment: Deployment) -> None:
     request = deployment.requests(max_tokens=32, temperature=1.0, seed=42, mode=FORCED)[2]
     whole = await deployment.plain(request)
     for cut in (1, 9, 20):
-        tokens, text = await interrupted(deployment, request, cut)
+        tokens, text = await deployment.leave(request, cut)
         resumed = varied(request, resume_token_ids=tokens)
         if len(tokens) == len(whole.token_ids):
             continue
@@ -104,23 +102,6 @@ async def cancelled(deployment: Deployment) -> None:
         near_ties = whole.speculation.near_ties
         same_tokens(whole.token_ids, (*tokens, *rest.token_ids), resumed, near_ties)
         require(text + rest.text == whole.text, f"{text!r} and {rest.text!r} are not {whole.text!r}", resumed)
-
-
-async def interrupted(deployment: Deployment, request: GenerateRequest, cut: int) -> tuple[list[int], str]:
-    """Tokens and text of a call that is left after at least `cut` tokens."""
-    tokens: list[int] = []
-    shown = ""
-    stream = deployment.start(request)
-    try:
-        async for chunk in stream:
-            tokens.extend(chunk.token_ids)
-            shown += chunk.text
-            if len(tokens) >= cut:
-                break
-    except RequestFailedError as error:
-        raise FailureError(str(error), request) from error
-    stream.cancel()
-    return tokens, shown
 
 
 @GROUP.case("resumed-twice")
