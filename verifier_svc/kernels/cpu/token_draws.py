@@ -229,6 +229,10 @@ def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArr
     slack = gap / temperature
     has_cuts = low > _LOWEST or top_p < 1 or row.floor > -np.inf
     at, token = low, len(scores)
+    if row.floor > -np.inf:
+        # A bit lower: what `min_p` leaves is decided in double precision.
+        floor = row.floor * temperature
+        at = max(low, np.float32(floor - 1e-6 * (abs(floor) + abs(peak))))
     while True:
         token, value, second = _noisiest(row, at, token, first, 0.0 if has_cuts else slack, work)
         if top_p == 1 or token == first:
@@ -464,6 +468,10 @@ def _may_leave(row: Row, token: int, slack: float, top_k: int, top_p: float, log
         above, total = _weights(row, near, 0, work)
         own = math.exp((score - row.peak) * row.inverse)
         above, rest = above - own, total - above + own
+        if row.low > _LOWEST:
+            # Of several equal ones at the edge of `top_k` rounding may leave as few as there is room for.
+            equal = np.count_nonzero(row.scores >= row.low) - top_k
+            rest -= equal * math.exp((row.low - row.peak) * row.inverse)
         if above * math.exp(min(slack, 500.0)) * (1 - top_p) > top_p * rest:
             return True
     others = row.peak if score < row.peak else _kth_largest(row.scores, 2, work.maxima)
