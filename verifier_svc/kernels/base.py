@@ -1,4 +1,4 @@
-"""The interface of tree attention kernels. A kernel owns the keys and values of all layers."""
+"""Interface of tree attention kernels. A kernel owns the keys and values of all layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from verifier_svc.engine.pass_plan import PassPlan
 
 
 class KernelLimitError(IncompatibleError):
-    """This kernel cannot compute what the model asks for; another one may."""
+    """The kernel does not support the model; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How a layer turns scores into weights: what is beside plain softmax is None where the model has none of it.
+    """Softmax parameters of a layer; None for options that the model does not use.
 
-    `sinks` [heads] are scores of keys without a value, `softcap` bounds scores by its tanh, `sliding_window` is how
-    many of the last positions a row sees.
+    `sinks` [heads] are scores of keys without a value, `softcap` bounds scores by its tanh, `sliding_window` is the
+    number of last positions that a row sees.
     """
 
     scale: float
@@ -33,48 +33,48 @@ class AttentionRule:
 
 
 class AttentionKernel(Protocol):
-    """Keys and values in slots, and attention over them."""
+    """Paged keys and values, and attention over them."""
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
+        """Bytes per token over all layers seen so far."""
         ...
 
     def allocate(self, num_blocks: int) -> None:
-        """Start over with room for this many blocks; a layer's buffers are made at its first call."""
+        """Allocate this many blocks, dropping contents; a layer's buffers are created at its first call."""
         ...
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
-        """The next calls belong to this plan; before, slots move from `sources` to `destinations`."""
+        """Begin a pass: move slots from `sources` to `destinations`; further calls belong to this plan."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """Store a layer's new keys and values, and attend.
 
         Args:
-            layer: the layer's number.
+            layer: index of the layer.
             query: [heads, N, dim], N including padding.
             key: [kv_heads, N, dim].
             value: [kv_heads, N, value_dim].
-            rule: how.
+            rule: softmax parameters.
 
         Returns:
             [N, heads, value_dim]; rows of padding are finite.
 
         Raises:
-            KernelLimitError: the kernel does not know this rule or this kind of tensor.
+            KernelLimitError: unsupported rule, dtype or device.
         """
         ...
 
 
 class StaticKernel(AttentionKernel, Protocol):
-    """A kernel whose passes can be recorded: what `attend` does on the device follows from the layout alone."""
+    """A kernel for CUDA graphs: device operations of `attend` depend only on the layout."""
 
     @property
     def device(self) -> torch.device:
-        """Where the kernel's tensors are."""
+        """Device of the kernel's tensors."""
         ...
 
     def layout(self, plan: PassPlan) -> Hashable:
-        """What tells passes apart that `attend` reads from different addresses; `begin` fills those of its plan."""
+        """Key of passes for which `attend` reads the same addresses; `begin` fills those of its plan."""
         ...

@@ -1,4 +1,4 @@
-"""Reading a target's checkpoint: a model all of whose tensors come from it, and its tokenizer."""
+"""Loads a target's checkpoint, requiring all tensors of the model, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointRefusedError(IncompatibleError):
-    """A target is not what its checkpoint says; of several ranks, every one finds it, and one is enough to tell."""
+    """The checkpoint does not match its model; all ranks find it, and one reports it."""
 
 
 def load_checkpoint(model: str, dtype: torch.dtype, device: torch.device, ranks: Ranks | None) -> PreTrainedModel:
-    """The model of a checkpoint that `refuse_unsuitable` lets pass, on `device`: with `ranks` this process's part.
+    """Load the model of a checkpoint accepted by `refuse_unsuitable` to `device`; with `ranks` this process's part.
 
     Raises:
-        CheckpointRefusedError: tensors are missing, are too many, have other shapes than the configuration says, or
-            hold NaN or infinity; or it cannot be read.
+        CheckpointRefusedError: missing or extra tensors, shapes that differ from the configuration, NaN or infinity, or
+        an
+            unreadable file.
     """
     try:
         with quiet_loading():
@@ -36,11 +37,11 @@ def load_checkpoint(model: str, dtype: torch.dtype, device: torch.device, ranks:
     except (IncompatibleError, MemoryError):
         raise
     except RuntimeError as error:
-        # Most of all, a rank that is gone.
+        # Usually another rank is gone.
         if ranks is not None and not is_of_merging(error):
             raise
         raise CheckpointRefusedError(str(refusal_of(model, error))) from error
-    except Exception as error:  # of many kinds, by what does not fit
+    except Exception as error:  # the type depends on the defect
         raise CheckpointRefusedError(str(refusal_of(model, error))) from error
     try:
         refuse_incomplete(model, found, loaded.state_dict().keys(), loaded.config.get_text_config())
@@ -59,22 +60,22 @@ class CheckpointTokenizer:
     """A tokenizer, serialised as `tokenizer.json`, with the chat template and the texts of special tokens by name."""
 
     json: bytes
-    # Empty where the checkpoint has none.
+    # Empty if the checkpoint has none.
     chat_template: str
     special_tokens: Mapping[str, str]
 
 
 def read_tokenizer(model: str) -> CheckpointTokenizer:
-    """The checkpoint's tokenizer.
+    """Read the checkpoint's tokenizer.
 
     Raises:
-        IncompatibleError: there is none, it is damaged, or it has no fast form.
+        IncompatibleError: missing, damaged, or without a fast form.
     """
     refuse_without_tokenizer(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:
-        # Of many kinds, by what is wrong with it.
+        # The type depends on the defect.
         raise IncompatibleError(f"the tokenizer of {model} cannot be loaded: {reason_of(error)}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -89,11 +90,10 @@ def read_tokenizer(model: str) -> CheckpointTokenizer:
 def refuse_larger_tokenizer(model: str, tokenizer: bytes, vocab_size: int) -> None:
     """Refuse a tokenizer of another model, with tokens for which this one has no embeddings.
 
-    Tokens that were added to a tokenizer, and that the model was not made larger for, are common: requests that have
-    them are refused one by one.
+    Added tokens without embeddings are common: only requests that contain them are refused.
 
     Raises:
-        IncompatibleError: the tokenizer's own vocabulary has ids that are not below `vocab_size`.
+        IncompatibleError: the tokenizer's own vocabulary has ids not below `vocab_size`.
     """
     parsed = Tokenizer.from_buffer(tokenizer)
     added = parsed.get_added_tokens_decoder().keys()
@@ -109,7 +109,7 @@ def refuse_larger_tokenizer(model: str, tokenizer: bytes, vocab_size: int) -> No
 
 def _read(model: str, dtype: torch.dtype, ranks: Ranks | None) -> tuple[PreTrainedModel, dict[str, Any]]:
     if ranks is not None:
-        # Here, so that nothing else depends on torch.distributed.
+        # Imported here, so that nothing else depends on torch.distributed.
         from verifier_svc.model.parallel.tensor_parallel import load_part
 
         return load_part(model, dtype, ranks)
@@ -126,17 +126,17 @@ def _read(model: str, dtype: torch.dtype, ranks: Ranks | None) -> tuple[PreTrain
 
 
 def _tied(model: PreTrainedModel) -> list[tuple[str, Any, Any]]:
-    """Each tensor that the configuration ties to another, with that one."""
+    """Tensors that the configuration ties, in pairs."""
     pairs: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     return [(name, model.get_parameter(name), model.get_parameter(other)) for name, other in pairs.items()]
 
 
 def _refuse_not_finite(model: str, loaded: PreTrainedModel, ranks: Ranks | None) -> None:
-    """One pass over all tensors; ranks, which have parts of the same tensors, tell each other which are bad."""
+    """Check all tensors; ranks, with parts of the same tensors, share the result."""
     named = [(name, tensor) for name, tensor in loaded.state_dict().items() if tensor.is_floating_point()]
     bad = [not is_finite(tensor) for _, tensor in named]
     if ranks is not None:
-        # Here, so that nothing else depends on torch.distributed.
+        # Imported here, so that nothing else depends on torch.distributed.
         from verifier_svc.model.parallel.tensor_parallel import on_any_rank
 
         bad = on_any_rank(bad, next(loaded.parameters()).device)

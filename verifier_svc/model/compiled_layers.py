@@ -1,7 +1,7 @@
-"""A model's decoder layers as compiled calls: a run of layers is one, without a module call in between.
+"""Compiled calls for a model's decoder layers: consecutive layers are one call, without module calls in between.
 
-For models of the Llama family on CPUs. The layers' own forward is the oracle: what they ask attention for is seen in a
-pass of theirs, and the probes of loading compare whole passes. Every other model runs as its modules say.
+For models of the Llama family on CPUs. Attention rules are observed in a pass of the layers' own forward, and the load
+probes compare whole passes with it. Other models run their modules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 
-# Weights [out, in] as panels.
+# Packs weights [out, in] as panels.
 Packing: TypeAlias = Callable[[FloatArray], Panels]
 
 _FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"})
@@ -62,7 +62,7 @@ _NO_NORM = torch.empty(0)
 
 
 class CompiledLayers:
-    """The layers of one model, whose forwards are replaced while this is installed."""
+    """Layers of one model, whose forwards are replaced while this is installed."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class CompiledLayers:
         *,
         rounds_inputs: bool,
     ) -> None:
-        """Copy the layers' weights. With `rounds_inputs` products have inputs in bfloat16, and weights as well.
+        """Copy the layers' weights. With `rounds_inputs` products have inputs and weights in bfloat16.
 
         Raises:
-            IncompatibleError: the layers are not of the family, or have something that is not compiled.
+            IncompatibleError: the layers are not of the family, or have unsupported parts.
         """
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
@@ -86,28 +86,28 @@ class CompiledLayers:
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
         self._buffers: Buffers | None = None
-        # The first layers of runs: those of a run are alike in their positions.
+        # First layers of runs; within a run layers have equal positions.
         kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
         self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
 
     def install(self) -> None:
-        """From now on the layers' forwards are compiled."""
+        """Replace the layers' forwards."""
         for at, layer in enumerate(self._layers):
             layer.forward = functools.partial(self._forward, at)
 
     def uninstall(self) -> None:
-        """The layers' forwards are their own again."""
+        """Restore the layers' forwards."""
         for layer in self._layers:
             del layer.forward
 
     def cut(self, layer: int) -> None:
-        """Begin a run with this layer, so that what comes out of the one before it can be seen."""
+        """Begin a run with this layer, so that hooks see the output of the one before."""
         self._starts.add(layer)
 
     def _forward(
         self, layer: int, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
     ) -> Tensor:
-        """The first layer of a run computes all of them; the others hand on what they are given [1, N, h]."""
+        """The first layer of a run computes all of it; the others return their input [1, N, h]."""
         if layer not in self._starts:
             return hidden_states
         last = min((start for start in self._starts if start > layer), default=len(self._layers))
@@ -135,7 +135,7 @@ class CompiledLayers:
         return result
 
     def _room(self, num_rows: int) -> Buffers:
-        """Buffers for so many rows: those of the largest pass so far, or a part of them."""
+        """Buffers for `num_rows` rows: those of the largest pass so far, or a part of them."""
         if self._buffers is None or len(self._buffers.qkv) < num_rows:
             weights = self._weights
             seen = np.zeros((num_rows, self._heads, self._size), self._inputs)
@@ -156,13 +156,13 @@ class CompiledLayers:
 
 
 def _columns(matrices: Matrices) -> int:
-    """Numbers of a row of a product, with what fills its last panel up."""
+    """Width of a product's rows, padded to panels."""
     num_panels: int = matrices.panels.shape[1]
     return num_panels * PANEL
 
 
 class SharedProduct:
-    """The product with one layer's weights, which threads share."""
+    """Product with one layer's weights, shared by threads."""
 
     def __init__(self, layer: nn.Linear, threads: SharedThreads, *, rounds_inputs: bool) -> None:
         self._num_outputs = layer.out_features
@@ -182,9 +182,9 @@ class SharedProduct:
 
 
 def compile_layers(target: TargetModel, kernel: CompiledKernel, *, rounds_inputs: bool = False) -> None:
-    """Replace a target's layers, its output layer and its last norm by compiled ones.
+    """Replace a target's layers, output layer and last norm by compiled ones.
 
-    With `rounds_inputs` products have inputs in bfloat16, and the weights are numbers in bfloat16.
+    With `rounds_inputs` products have inputs in bfloat16, and weights are bfloat16 numbers.
 
     Raises:
         IncompatibleError: the model is not of the family.
@@ -205,7 +205,7 @@ def compile_layers(target: TargetModel, kernel: CompiledKernel, *, rounds_inputs
 
 
 def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) -> list[AttentionRule]:
-    """What the layers' own forwards ask attention for, in a pass of one row."""
+    """Attention rules of the layers' own forwards, observed in a pass of one row."""
     cache = SequenceCache(target.cache, 1)
     target.forward(target.plan([SequenceRows(cache, [0])]))
     cache.release()
@@ -215,7 +215,7 @@ def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) ->
 def _read_layers(
     layers: Sequence[Any], rules: Sequence[AttentionRule], rounds_inputs: bool
 ) -> tuple[LayerWeights, int, float]:
-    """The weights, the activation and the epsilon of layers that are alike."""
+    """Weights, activation and epsilon of layers of equal kind."""
     attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
     is_sandwich = hasattr(layers[0], "pre_feedforward_layernorm")
     names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -256,7 +256,7 @@ def _read_layers(
 
 
 def _activation(mlps: Sequence[Any]) -> int:
-    """Which function a gate's activation is, by what it computes."""
+    """Activation of the gates, identified by its values."""
     numbers = torch.linspace(-12, 12, 97)
     for number, function in _ACTIVATIONS:
         if all(torch.allclose(mlp.act_fn(numbers), function(numbers), atol=1e-6) for mlp in mlps):
@@ -265,7 +265,7 @@ def _activation(mlps: Sequence[Any]) -> int:
 
 
 def _norms(norms: Sequence[Any]) -> FloatArray:
-    """The weights of one norm in all layers [L, width], Gemma's being what it adds to 1."""
+    """Weights of one norm in all layers [L, width]; Gemma's are stored minus 1."""
     weights = [
         _NO_NORM if norm is None else norm.weight.detach().float() + ("Gemma" in type(norm).__name__) for norm in norms
     ]
@@ -273,7 +273,7 @@ def _norms(norms: Sequence[Any]) -> FloatArray:
 
 
 def _packing(linears: Sequence[nn.Linear], rounds_inputs: bool) -> Packing:
-    """How weights are kept: in bfloat16 where that holds all of them exactly, and in pairs for inputs of its kind."""
+    """Format of weights: bfloat16 if exact for all of them, in pairs for bfloat16 inputs."""
     if rounds_inputs:
         return lambda weights: pair_panels(halves(weights))
     if all(holds_exactly(linear.weight.detach()) for linear in linears):
@@ -288,7 +288,7 @@ def _matrices(
     in_turn: bool = False,
     pads_inputs: bool = False,
 ) -> Matrices:
-    """One product's weights in all layers, of several linear layers each, one after the other or panel by panel."""
+    """One product's weights in all layers, each of several linear layers, concatenated or alternating by panel."""
     stacked: npt.NDArray[Any] | None = None
     biases: list[FloatArray] = []
     for at, some in enumerate(linears):
@@ -314,7 +314,7 @@ def _matrices(
 
 
 def _in_turn(parts: Sequence[Tensor]) -> Tensor:
-    """Two weights [out, in] or biases [out], panel by panel in turn, what is missing of the last ones zero."""
+    """Two weights [out, in] or biases [out], alternating by panel, padded with zeros."""
     missing = -len(parts[0]) % PANEL
     whole = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts]
     panels = [part.view(-1, PANEL, *part.shape[1:]) for part in whole]
@@ -322,6 +322,6 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _aligned(count: int, one: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Room for so many arrays like this one, at the beginning of a cache line."""
+    """Empty array of `count` such arrays, aligned to a cache line."""
     words = -(-one.nbytes * count // 4)
     return aligned_zeros(words).view(one.dtype)[: one.size * count].reshape(count, *one.shape)

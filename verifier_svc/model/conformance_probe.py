@@ -1,10 +1,10 @@
-"""The load-time probe: does this model, run over packed trees, say what it says when run plainly?
+"""Load-time probe: tree passes must give the logits of plain forwards.
 
 Many architectures run without an error and give wrong tokens when their attention is replaced (recurrent layers,
-chunked attention, masks of their own). So the real weights are tried on random trees before a server says it is ready.
+chunked attention, masks of their own). The real weights are therefore tried on random trees before the server is ready.
 
-Others let a row depend on the largest position of its pass, as some kinds of rotary positions do. So a text at the
-beginning of the context is tried beside one at its end, which costs no more than two short texts.
+In others a row depends on the largest position of its pass, as with some rotary embeddings. A text at the start of
+the context is therefore tried together with one at its end, which costs no more than two short texts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 class ConformanceProbe:
-    """Compares tree passes with plain forwards. Built before tree attention is installed: it needs both."""
+    """Compares tree passes with plain forwards. Must be built before tree attention is installed."""
 
     def __init__(
         self, model: PreTrainedModel, vocab_size: int, seed: int = 0, dtype: torch.dtype | None = None
     ) -> None:
-        """`dtype` says how passes may round; by default as the model's own numbers do."""
+        """`dtype` sets the tolerance for rounding; by default the model's own."""
         self.dtype = dtype or next(model.parameters()).dtype
         generator = np.random.default_rng(seed)
         self._prefixes = [generator.integers(0, vocab_size, size).tolist() for size in _PREFIXES]
@@ -89,7 +89,7 @@ class ConformanceProbe:
         return largest
 
     def _check_ends(self, target: TargetModel, limit: float) -> None:
-        """Run a text at the beginning of the context beside one at its end."""
+        """Run a text at the start of the context together with one at its end."""
         is_long = target.rope_boundary is not None and self._position_limit > target.rope_boundary
         caches = [SequenceCache(target.cache, 64, is_long=is_far and is_long) for is_far in (False, True)]
         rows = [
@@ -126,7 +126,7 @@ class ConformanceProbe:
 
 
 def _path_logits(model: PreTrainedModel, context: list[int], tree: TokenTree) -> Tensor:
-    """Plain logits of the root and of every node [1 + nodes, vocab]: those of a path to a leaf, run on its own."""
+    """Plain logits of the root and of every node [1 + nodes, vocab], each path to a leaf run on its own."""
     device = next(model.parameters()).device
     rows: dict[int, Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -150,7 +150,7 @@ def _logits_from(model: PreTrainedModel, text: list[int], start: int) -> Tensor:
 
 
 def random_tree(generator: np.random.Generator, vocab_size: int, num_nodes: int) -> TokenTree:
-    """A tree of so many nodes with different tokens, or of as many as there are tokens."""
+    """A tree of `num_nodes` nodes with different tokens, limited by the vocabulary."""
     tokens = generator.choice(vocab_size, min(num_nodes, vocab_size), replace=False).tolist()
     parents = [int(generator.integers(-1, node)) if node else -1 for node in range(len(tokens))]
     return TokenTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))

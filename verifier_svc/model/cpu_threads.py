@@ -1,7 +1,7 @@
-"""The CPU threads of a pass: few for a few rows, all cores for a prompt.
+"""CPU threads of a pass: few for a few rows, all cores for a prompt.
 
-A pass over a few rows is hundreds of short steps; its threads meet after each, and one of them that has lost its core
-to an event loop or a drafter holds up all. A prompt's steps are long enough to use every core.
+A pass over a few rows is hundreds of short steps with barriers; a thread that loses its core to an event loop or a
+drafter delays all others. A prompt's steps are long enough to use every core.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 
 import torch
 
-# From here on a step's work outweighs the meeting of its threads.
+# Rows from which a step's work outweighs its barrier.
 WIDE_PASS_ROWS = 64
 
 
 class CpuThreads:
-    """Sets torch's threads for each pass. Used by the thread that runs the model, for which alone the number counts.
+    """Sets torch's threads for each pass. For the model's thread: the number applies per thread.
 
     `requested` threads serve every pass; 0 means half of the cores for a few rows and all of them for many.
     """
@@ -25,11 +25,11 @@ class CpuThreads:
         cores = os.cpu_count() or 1
         self._few_rows = requested or max(1, cores // 2)
         self._many_rows = requested or cores
-        # Of each thread that has run a pass: whoever loads the model tries it, too.
+        # Per thread that runs passes: the loading thread runs probes.
         self._here = threading.local()
 
     def set_for(self, num_rows: int) -> None:
-        """The next pass has this many rows."""
+        """Set the threads for a pass of this many rows."""
         wanted = self._many_rows if num_rows >= WIDE_PASS_ROWS else self._few_rows
         if wanted != getattr(self._here, "current", 0):
             torch.set_num_threads(wanted)

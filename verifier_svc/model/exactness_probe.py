@@ -1,7 +1,7 @@
-"""The load-time probe of strict mode: are a row's logits the same bits alone and in company, on this machine?
+"""Load-time probe of strict mode: a row's logits must have the same bits alone and in a batch.
 
 Attention is exact by construction (kernels/cpu/attention.py) or in double precision, but matrix products are a
-library's, and which of its kernels runs depends on the processor. So the promise is tried before it is made.
+library's, whose kernels depend on the processor.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from verifier_svc.model.rope_regimes import position_limit
 from verifier_svc.model.target_model import TargetModel
 
 _PROMPT, _PATH = 40, 6
-# The prompt's first part, when it comes in two.
+# First chunk of the prompt, when it is split.
 _CHUNK = 16
-# Rows of other sequences in the same pass, from few to more than one thread's work. With 8 and 92 of them no padding
-# stands behind the last node, and libraries treat the end of a tensor, or of a thread's part, differently.
+# Rows of other sequences in the same pass, from few to more than one thread's work. With 8 and 92 there is no padding
+# after the last node; libraries treat the end of a tensor, or of a thread's part, differently.
 _COMPANY = (1, 8, 9, 92)
-# Small passes: tokens of a path that are verified as a chain, and rows of another sequence. Behind a root these are 2
-# to 16 rows, so that each of the smallest sizes is met.
+# Small passes: tokens of a path verified as a chain, and rows of another sequence. With the root these are 2 to 16
+# rows, so that each of the smallest sizes occurs.
 _SMALL_PASSES = (*((depth, 0) for depth in range(1, _PATH)), *((_PATH, company) for company in range(10)))
 
 
 def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> bool:
-    """Whether plain decoding, a chunked prompt, and a tree beside other sequences give the same bits."""
+    """Whether plain decoding, a chunked prompt, and a tree with other sequences in the pass give the same bits."""
     generator = np.random.default_rng(seed)
     prompt, path = (generator.integers(0, vocab_size, size).tolist() for size in (_PROMPT, _PATH))
     expected = _one_by_one(target, prompt, path)
@@ -53,10 +53,10 @@ def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> boo
 
 
 def masks_leave_rows_alone(target: TargetModel, vocab_size: int, num_masks: int, seed: int = 0) -> bool:
-    """Whether masks behind the root and every node change no bit of any other row, for a target that has an adapter.
+    """Whether masks after the root and every node change no bit of other rows, for a target with an adapter.
 
     Raises:
-        IncompatibleError: the target cannot run with masks at all.
+        IncompatibleError: the target cannot run with masks.
     """
     generator = np.random.default_rng(seed)
     prompt, path = (generator.integers(0, vocab_size, size).tolist() for size in (_PROMPT, _PATH))
@@ -89,7 +89,7 @@ def _stands_alone_in_small_passes(
 
 
 def _stands_beside_the_end(target: TargetModel, prompt: Sequence[int], expected: Tensor) -> bool:
-    """Whether a prompt's logits are the same bits beside rows at the end of the context."""
+    """Whether a prompt's logits have the same bits in a pass with rows at the end of the context."""
     limit = position_limit(target.model)
     is_long = target.rope_boundary is not None and limit > target.rope_boundary
     cache, other = SequenceCache(target.cache, 128), SequenceCache(target.cache, 128, is_long=is_long)
@@ -103,7 +103,7 @@ def _stands_beside_the_end(target: TargetModel, prompt: Sequence[int], expected:
 
 
 def _one_by_one(target: TargetModel, prompt: Sequence[int], path: Sequence[int]) -> Tensor:
-    """Logits behind the prompt and behind every token of the path, one token per pass [1 + path, vocab]."""
+    """Logits after the prompt and after every token of the path, one token per pass [1 + path, vocab]."""
     cache = SequenceCache(target.cache, 128)
     rows = []
     pending = list(prompt)

@@ -1,4 +1,4 @@
-"""Loading a target: checkpoint, tokenizer, packed weights, tree attention, probe, cache."""
+"""Loads a target: checkpoint, tokenizer, packed weights, tree attention, probes, cache."""
 
 from __future__ import annotations
 
@@ -65,42 +65,42 @@ logger = logging.getLogger(__name__)
 
 # Layer kinds whose state is keys and values; a recurrent state cannot branch with a tree.
 _SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# Enough for the probe; the real size is known once a pass has shown how large a token is.
+# Blocks for the probe; the final number needs the size of a token, known after a pass.
 _PROBE_BLOCKS = 16
-# What rounding can do to the distance of two logits: in single precision ten times the most that was seen, in the other
-# formats a few times that.
+# Upper bound of rounding in the difference of two logits: ten times the largest seen in single precision, a few times
+# in other formats.
 _NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
-# Passes of up to so many rows are met while loading, as far as the time goes: those of large models stay short.
+# Passes of up to this many rows are prepared while loading, within a time limit.
 _MET_ROWS = 256
 _MEETING_LIMIT_S = 5.0
-# Rows for all of the probe's passes.
+# Size that holds all of the probe's passes.
 _PROBE_BUCKET = 128
-# Rows of a pass that take about as long as one does, see packed_layers.py and pass_shares.py.
+# Rows of a pass that take about as long as one, see packed_layers.py and pass_shares.py.
 _FREE_ROWS = {"cpu": 16, "cuda": 64}
-# What a row adds to a small pass where that takes too long to be measured: on one of our CPUs, and for GPUs that times
-# the share of their free rows.
+# Relative cost of a row in a small pass if not measured: from one of our CPUs, scaled by free rows for GPUs.
 _ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
 _CURVE_LIMIT_S = 2.0
 # Nodes of a draft by prompt lookup.
 _LOOKUP_NODES = 16
-# Rows of the largest pass of the curve that is measured, and tokens before it, as a request may have.
+# Rows of the largest measured pass of the curve, and context tokens before it.
 _CURVE_ROWS = 24
 _CURVE_CONTEXT = 256
-# Passes of each size; of fewer nothing is believed. Of these the quartile counts: slower ones were held up, and the
-# very quickest are too few to be much the same when measured again.
+# Upper and lower bound of passes per size. The quartile is used: slower passes were delayed, and the very fastest are
+# too few to be reproducible.
 _MOST_CURVE_TURNS = 24
 _FEWEST_CURVE_TURNS = 4
 
 
 def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tuple[TargetModel, TargetInfo]:
-    """Load the checkpoint of `config`, safetensors only and without remote code, and try it on random trees.
+    """Load the checkpoint of `config`, safetensors only and without remote code, and probe it on random trees.
 
-    With `ranks` this process loads its part, and all of them call this at the same time.
+    With `ranks` this process loads its part, and all ranks must call this together.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code, is damaged, lacks tensors of its model, or is no causal
-            language model that can be loaded here; the model's layers cannot be verified as trees; strict mode is asked
-            for, and this machine's kernels do not give it; or the KV cache has no room for any text.
+        IncompatibleError: the checkpoint may contain code, is damaged or incomplete, or is not a supported causal
+        language
+            model; its layers cannot be verified as trees; strict mode is required, and this machine's kernels do not
+            provide it; or the KV cache is too small for any text.
         OSError: the checkpoint cannot be read.
     """
     given = config.model
@@ -110,12 +110,12 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     transformers_logging.disable_progress_bar()
     refuse_unsuitable(config.model, transformers)
     tokenizer = read_tokenizer(config.model)
-    # Adapters and ranks act on modules in single precision.
+    # Adapters and ranks need modules in single precision.
     may_multiply = ranks is None and not config.space_adapter
     dtype = chosen_dtype(config.dtype, device, config.model, is_gguf=config.model != given, may_multiply=may_multiply)
     model = load_checkpoint(config.model, torch.float32 if device.type == "cpu" else dtype, device, ranks)
     refuse_unsupported(model)
-    # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
+    # All services hash the checkpoint's own file if it exists, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer.json)
     vocab_size: int = model.config.get_text_config().vocab_size
@@ -129,14 +129,14 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     bit_exact = exact or rows_stand_alone(target, vocab_size)
     near_tie_gap = 0.0 if exact else config.near_tie_gap or _NEAR_TIE_GAPS[dtype]
     if not exact:
-        logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
+        logger.info("fast mode: near-ties are counted below a logit gap of %g", near_tie_gap)
     redraft = adapted(target, config, vocab_size, exact=exact)
     looks_up = config.prompt_lookup == "on" and redraft is None
     pruning = with_early_head(target, config, vocab_size, exact=exact)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
     if device.type == "cpu":
-        logger.info("met %d sizes of passes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
+        logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
     text_config = model.config.get_text_config()
     limit = position_limit(model)
     if (trained := trained_length(model)) is not None:
@@ -163,7 +163,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         redraft=None if redraft is None else with_costs(redraft, target, limit),
         lookup=LookupSettings(min(_LOOKUP_NODES, config.max_nodes)) if looks_up else None,
         pruning=pruning,
-        # Ranks that share a pass do not pass its hidden states on.
+        # Ranks do not transfer hidden states.
         feature_size=feature_size(target) if ranks is None else 0,
         rope_boundary=target.rope_boundary,
         dtype=name_of(dtype),
@@ -184,13 +184,13 @@ def tried_modes(
     threads: CpuThreads | None,
     ranks: Ranks | None,
 ) -> tuple[TargetModel, bool]:
-    """The model in the quickest way in which it says what it says by itself, and whether that is exact, if it is to be.
+    """The model in the fastest mode that passes the probe, and whether it is exact, if requested.
 
     Raises:
-        IncompatibleError: there is no such way, or strict mode is asked for and not kept.
+        IncompatibleError: no mode passes, or strict mode is required and not possible.
     """
     vocab_size: int = model.config.get_text_config().vocab_size
-    # An adapter adds to single products, and ranks share each.
+    # Adapters and ranks need the modules' own products.
     if threads is not None and ranks is None and not config.space_adapter:
         target = compiled_target(model, probe, vocab_size, threads, exact=exact)
         if target is not None:
@@ -199,7 +199,7 @@ def tried_modes(
         make_layers_quick(model, threads, exact=exact)
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
-        # What strict mode costs would be of no use.
+        # Not exact: avoid strict mode's cost.
         exact = False
         target = probed(model, probe, exact=False, threads=threads, ranks=ranks)
     if exact and ranks is None:
@@ -210,20 +210,20 @@ def tried_modes(
 def compiled_target(
     model: PreTrainedModel, probe: ConformanceProbe, vocab_size: int, threads: CpuThreads, *, exact: bool
 ) -> TargetModel | None:
-    """The model with compiled layers, if it is of the family and they say what its own say; else it is as before."""
+    """The model with compiled layers, if it is of the family and passes the probe; otherwise it is left unchanged."""
     if (kernel := compiled_kernel(model)) is None:
         return None
-    # Here, since it is there whenever the kernel is.
+    # Imported here: exists if the kernel does.
     from verifier_svc.model.compiled_layers import compile_layers
 
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
     try:
         compile_layers(target, kernel, rounds_inputs=probe.dtype == torch.bfloat16 and multiplies_bfloat16())
-        # Sums have one order whatever the rows beside them: nothing has to fill a pass up.
+        # Sums do not depend on other rows, so no padding is needed.
         target.row_multiple = 1
         probe.check(target)
         if exact and not rows_stand_alone(target, vocab_size):
-            raise IncompatibleError("rows have other bits in company than alone")
+            raise IncompatibleError("rows have different bits in a batch than alone")
     except IncompatibleError as error:
         logger.info("layers are not compiled: %s", error)
         target.use_layers(None)
@@ -240,7 +240,7 @@ def probed(
     threads: CpuThreads | None,
     ranks: Ranks | None = None,
 ) -> TargetModel:
-    """The model with the first attention kernel that computes what it asks for."""
+    """The model with the first attention kernel that supports it."""
     new_target = functools.partial(ShardedTarget, ranks=ranks) if ranks else TargetModel
     if kernel := compiled_kernel(model):
         try:
@@ -251,7 +251,7 @@ def probed(
         else:
             logger.info("attention is compiled")
             return target
-    # Strict mode promises more than the Triton kernel does: the same bits in a tree and in plain decoding.
+    # The Triton kernel does not have the same bits in a tree and in plain decoding.
     if not exact and (target_on_triton := _probed_on_triton(model, probe, new_target, threads)):
         return target_on_triton
     target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
@@ -262,10 +262,10 @@ def probed(
 def _probed_on_triton(
     model: PreTrainedModel, probe: ConformanceProbe, new_target: Callable[..., TargetModel], threads: CpuThreads | None
 ) -> TargetModel | None:
-    """The model on the Triton kernel, its passes recorded where that works; None where the kernel does not."""
+    """The model on the Triton kernel, with CUDA graphs if possible; None if the kernel does not support it."""
     if (kernel := triton_kernel(model)) is None:
         return None
-    # Here, since it is there whenever the kernel is.
+    # Imported here: exists if the kernel does.
     from verifier_svc.kernels.triton.attention import TRITON_FAILURES
 
     try:
@@ -275,15 +275,15 @@ def _probed_on_triton(
         logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
         return None
     logger.info("attention runs in Triton")
-    # Ranks speak to each other in a pass; whether that can be recorded has not been tried.
+    # Capture of collectives is untested.
     if new_target is TargetModel:
         record_passes(target, probe, kernel, CudaCapture())
     return target
 
 
 def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKernel, capture: Capture) -> None:
-    """Have a target's passes recorded, if recordings then say what the model says."""
-    # One size for all of the probe's passes, so that those after the first are replays.
+    """Enable CUDA graphs of a target's passes, if the replays pass the probe."""
+    # One size for all of the probe's passes, so that all but the first are replays.
     graphs = PassGraphs(kernel, capture, (_PROBE_BUCKET,))
     target.record_passes(graphs)
     try:
@@ -292,15 +292,15 @@ def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKe
         logger.warning("passes are not recorded, which makes small ones slower: %s", error)
         target.record_passes(None)
     else:
-        # Where nothing could be recorded, the log says so already.
+        # Failures to capture were logged.
         target.record_passes(PassGraphs(kernel, capture) if graphs.num_recordings else None)
 
 
 def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool) -> RedraftSettings | None:
-    """Have the target draft for itself, where there is an adapter for that; returns how.
+    """Load the re-draft adapter, if configured; returns its settings.
 
     Raises:
-        IncompatibleError: the adapter is not one for this target; or strict mode would not keep its promise.
+        IncompatibleError: the adapter does not match the target, or breaks strict mode.
     """
     if not config.space_adapter:
         return None
@@ -312,7 +312,7 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
         raise IncompatibleError(f"with masks, rows of {config.model} have other bits than without: use EXACTNESS=fast")
     free_rows = config.redraft_rows or _FREE_ROWS[target.device.type]
     shape = MaskShape(num_masks, config.redraft_groups)
-    logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
+    logger.info("in-pass re-drafts: %d masks after up to %d nodes", num_masks, config.redraft_groups)
     transition = None
     if (pair := adapter.transition) is not None:
         transition = _transition(pair, target.model, vocab_size)
@@ -325,7 +325,7 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
 
 
 def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -> RedraftSettings:
-    """The same with what rows cost here, where that matters and can be measured in time."""
+    """Settings with measured costs of rows, if they are used and can be measured in time."""
     if not redraft.min_probability:
         return redraft
     if (curve := measure_curve(target, max_tokens, _CURVE_LIMIT_S)) is None:
@@ -337,10 +337,10 @@ def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -
 def measure_curve(
     target: TargetModel, max_tokens: int, limit_s: float, clock: Callable[[], float] = time.perf_counter
 ) -> PassCurve | None:
-    """The curve of a target's passes over one sequence of at most `max_tokens` tokens.
+    """Measure durations of a target's passes over one sequence of at most `max_tokens` tokens.
 
-    All sizes take turns. The sequence's keys and values are whatever is there. None where passes take too long to be
-    measured in `limit_s`, and where there is no room for such a sequence.
+    Sizes alternate. The sequence's keys and values are arbitrary. None if passes take too long for `limit_s`, or the
+    sequence does not fit.
     """
     sizes = padded_sizes(_CURVE_ROWS, target.row_multiple)
     context = min(_CURVE_CONTEXT, max_tokens - sizes[-1])
@@ -358,7 +358,7 @@ def measure_curve(
             before_s = clock()
             target.forward(plan)
             took_s = clock() - before_s
-            # The first turn meets every size's machine code.
+            # The first turn generates every size's machine code.
             if turns:
                 taken_s[at].append(took_s)
             elif took_s * len(sizes) * _FEWEST_CURVE_TURNS > limit_s:
@@ -372,10 +372,10 @@ def measure_curve(
 
 
 def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> TransitionScores:
-    """What a token says of the next one, as a table for each side.
+    """Scores of a token by the preceding one, as a table for each side.
 
     Raises:
-        IncompatibleError: the adapter is one for other embeddings.
+        IncompatibleError: the adapter has other embedding sizes.
     """
     layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
     matrices = [matrix.float().numpy() for matrix in (pair.before, pair.behind)]
@@ -389,11 +389,12 @@ def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> Tr
 def with_early_head(
     target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool
 ) -> PruningSettings | None:
-    """Have the target prune nodes early, where there is a head for that; returns how.
+    """Install the early head, if configured; returns its settings.
 
     Raises:
-        IncompatibleError: the head is not one for this target, whose layers perhaps cannot go on with some of the rows;
-            or strict mode would not keep its promise.
+        IncompatibleError: the head does not match the target, the target's layers do not support pruning, or strict
+        mode
+            would break.
     """
     if not config.early_head or config.early_pruning == "off":
         return None
@@ -401,31 +402,31 @@ def with_early_head(
     is_made_for(Path(config.early_head), target.model)
     target.install_head(head)
     check_pruning(target, vocab_size, exact=exact)
-    logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
+    logger.info("nodes are pruned after layer %d: %s", head.layer, config.early_pruning)
     free_rows = _FREE_ROWS[target.device.type]
     return PruningSettings(head.thresholds, free_rows, target.row_multiple, config.early_pruning)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:
-    """Whether strict mode keeps its promise here; without it the server goes on in fast mode, unless it is required."""
+    """Whether strict mode is possible; if not, fast mode is used, unless strict is required."""
     if rows_stand_alone(target, vocab_size):
         return True
-    reason = "this machine's matrix kernels give a row other bits in company than alone"
+    reason = "this machine's matrix kernels give a row different bits in a batch than alone"
     if is_required:
         raise IncompatibleError(f"EXACTNESS is strict, but {reason}")
     logger.warning("strict mode is not offered: %s", reason)
     return False
 
 
-# A token of a prompt and one behind it: with less, every request would be refused.
+# A prompt token and an output token; with less, every request would be refused.
 _LEAST_CONTEXT = 2
 
 
 def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: RedraftSettings | None) -> int:
-    """The longest text, of at most `limit` tokens, that `num_blocks` blocks hold beside all rows of a round behind it.
+    """Longest text, of at most `limit` tokens, that fits `num_blocks` blocks together with a round's rows.
 
     Raises:
-        IncompatibleError: there is no room for any.
+        IncompatibleError: none fits.
     """
     rows = max_nodes + (redraft.shape.max_rows if redraft is not None else 0)
     held = num_blocks * BLOCK_SIZE
@@ -436,31 +437,33 @@ def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: Redr
             f"the KV cache holds {held} tokens and a round may add {rows} rows, which leaves no room for a text: "
             "raise KV_CACHE_MIB or lower MAX_NODES"
         )
-    logger.warning("the KV cache holds less than a context of %d tokens: requests have %d", limit, held - rows)
+    logger.warning(
+        "the KV cache holds less than a context of %d tokens: requests are limited to %d", limit, held - rows
+    )
     return held - rows
 
 
 def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
-    """Replace layers of a model on a CPU by quicker ones, where there are; for strict mode by even ones, too."""
+    """Replace a CPU model's layers by faster ones, and for strict mode by even ones."""
     logger.info("packed %d linear layers", pack_linears(model))
-    # Attention and products say it if there is no compiler.
+    # Without a compiler, attention and products log a warning.
     with contextlib.suppress(ImportError):
-        # Here, so that everything else works where Numba is not installed.
+        # Imported here: Numba is optional.
         from verifier_svc.kernels.cpu.norms import compile_norms
 
         logger.info("compiled %d norms", compile_norms(model))
     if exact:
         even_activations(model)
-    logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
+    logger.info("%d layers use panels for products of a few rows", prefer_panels(model, threads.set_for))
 
 
 def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:
-    """The compiled kernel for a model in single precision on a CPU; None elsewhere, or without a compiler."""
+    """Compiled kernel for a model in single precision on a CPU; None for others, or without a compiler."""
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return None
     try:
-        # Here, so that everything else works where Numba is not installed.
+        # Imported here: Numba is optional.
         from verifier_svc.kernels.cpu.attention import CompiledKernel
     except ImportError as error:
         logger.warning("attention is not compiled and slower: %s", error)
@@ -469,12 +472,12 @@ def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:
 
 
 def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
-    """The Triton kernel for a model on a GPU; None elsewhere, or without Triton."""
+    """Triton kernel for a model on a GPU; None for others, or without Triton."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return None
     try:
-        # Here, so that everything else works where Triton is not installed.
+        # Imported here: Triton is optional.
         from verifier_svc.kernels.triton.attention import TritonKernel
     except ImportError as error:
         logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
@@ -483,7 +486,7 @@ def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
 
 
 def _requested_threads(config: VerifierConfig) -> int:
-    """Threads for every pass; ranks share the machine's cores evenly unless a number is set."""
+    """Threads for every pass; ranks share the machine's cores equally unless set."""
     if config.threads or config.tensor_parallel == 1:
         return config.threads
     return max(1, (os.cpu_count() or 1) // config.tensor_parallel)
@@ -496,7 +499,7 @@ def _cache_blocks(target: TargetModel, mebibytes: int) -> int:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raise IncompatibleError for models whose layers keep something other than keys and values."""
+    """Raise IncompatibleError for models whose layers have state other than keys and values."""
     text_config = model.config.get_text_config()
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     unknown = layer_types - _SUPPORTED_LAYER_TYPES

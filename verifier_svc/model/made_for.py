@@ -1,7 +1,7 @@
-"""The target that an adapter or an early head was trained for, by a digest of some of its weights.
+"""The target that an adapter or an early head was trained for, identified by a digest of some of its weights.
 
-Beside another target it changes no token, but drafts badly or prunes what is right: worth a warning, and no more, since
-it may still fit a target that was tuned a little.
+With another target it changes no token, but drafts badly or prunes wrong nodes: only a warning, since it may still fit
+a slightly tuned target.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 logger = logging.getLogger(__name__)
 
 FILE = "target.json"
-# Numbers of a tensor that are looked at, evenly spaced: enough to tell any two trained models apart.
+# Sampled numbers per tensor, evenly spaced: enough to tell trained models apart.
 _NUMBERS = 256
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """A digest of names, shapes and some numbers of a model's weights; the same in any precision from bfloat16 on."""
+    """Digest of names, shapes and some numbers of a model's weights; the same in any precision from bfloat16 on."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         flat = weight.detach().flatten()
@@ -33,12 +33,12 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def write_target(directory: Path, model: PreTrainedModel) -> None:
-    """Say in a directory for which target its content was trained."""
+    """Write the digest of the target that a directory's content was trained for."""
     (directory / FILE).write_text(json.dumps({"weights": weights_digest(model)}) + "\n")
 
 
 def is_made_for(directory: Path, model: PreTrainedModel) -> bool:
-    """Whether a directory's content was trained for this target, or does not say for which; warns where it was not."""
+    """Whether a directory's content was trained for this target, or has no digest; warns if it was not."""
     try:
         expected = json.loads((directory / FILE).read_text())["weights"]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A target's own output layer: scores of single tokens, and what it is given, the last hidden states of a pass."""
+"""A target's output layer: scores of single tokens, and its input, the last hidden states of a pass."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class OutputLayer:
     softcap: float | None
 
     def scores(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """One score [C] for each row [C, hidden] and its token [C], in single precision."""
+        """Scores [C] of one token [C] per row [C, hidden], in single precision."""
         return self.finish((rows.float() * self.weight.index_select(0, token_ids).float()).sum(-1), token_ids)
 
     def finish(self, products: Tensor, token_ids: Tensor) -> Tensor:
-        """Scores [C] from the products [C] of rows with the weights of their tokens [C]."""
+        """Scores [C] from the dot products [C] of rows and their tokens' weights."""
         if self.bias is not None:
             products = products + self.bias.index_select(0, token_ids).float()
         return self._finish(products)
@@ -45,10 +45,10 @@ class OutputLayer:
 
 
 def output_layer(model: PreTrainedModel) -> OutputLayer:
-    """A model's output layer; whether its logits are just that is for a probe to say.
+    """A model's output layer; that its logits are computed by it alone is left to probes.
 
     Raises:
-        IncompatibleError: it has none that is a plain matrix.
+        IncompatibleError: it is not a plain matrix.
     """
     layer = model.get_output_embeddings()
     weight = getattr(layer, "weight", None)
@@ -56,14 +56,14 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
         raise IncompatibleError(f"{type(model).__name__} has no output layer that an early head can be scored against")
     bias = getattr(layer, "bias", None)
     config = model.config.get_text_config()
-    # Cohere multiplies by one name, Granite divides by another.
+    # Cohere multiplies, Granite divides.
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     return OutputLayer(weight.detach(), None if bias is None else bias.detach(), float(scale), softcap)
 
 
 class RowStates:
-    """Notes the inputs of a model's output layer while it is entered; at all other times the model is as it was."""
+    """Records the input of a model's output layer inside a context."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -73,7 +73,7 @@ class RowStates:
     def __enter__(self) -> RowStates:
         layer = self._model.get_output_embeddings()
         if layer is not None:
-            # Hooks run in order: behind the one that picks the rows of a pruned pass.
+            # Hooks run in order: after the one that selects rows of a pruned pass.
             self._handle = layer.register_forward_pre_hook(self._note)
         return self
 
@@ -84,7 +84,7 @@ class RowStates:
             self._handle.remove()
 
     def of(self, logit_rows: Tensor | None) -> Tensor:
-        """States [K, hidden] of the forward's rows; all that the output layer has seen, without `logit_rows`.
+        """Hidden states [K, hidden] of the forward's rows; all rows seen by the output layer without `logit_rows`.
 
         Raises:
             IncompatibleError: the model does not call its output layer as others do.
@@ -99,7 +99,7 @@ class RowStates:
 
 
 class KeptBody:
-    """Runs a model's body once while it is entered: further forwards have its hidden states again, for other rows."""
+    """Runs a model's body once inside a context: further forwards reuse its hidden states for other rows."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._body: Any = model.base_model

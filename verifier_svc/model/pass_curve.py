@@ -1,7 +1,7 @@
-"""The relative time of small passes by their rows. Pure; `loading.measure_curve` measures it.
+"""Relative duration of small passes by rows. Pure; `loading.measure_curve` measures it.
 
-Kernels compute rows in blocks of their own (six on one of our machines), so that some of the next rows are nearly free
-and others cost a whole block. Nothing of this decides on a token.
+Kernels compute rows in blocks (six on one of our machines), so that some additional rows are nearly free and others
+cost a whole block. It never affects tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class PassCurve:
-    """`times[n]` of a pass with n + 1 rows, that of the smallest one being 1; more rows never take less time.
+    """`times[n]` of a pass with n + 1 rows, relative to the smallest pass; never decreasing.
 
     Raises:
-        ValueError: there are fewer than two times, or they are not in order.
+        ValueError: fewer than two times, or decreasing ones.
     """
 
     times: tuple[float, ...]
@@ -28,18 +28,18 @@ class PassCurve:
 
     @classmethod
     def line(cls, per_row: float) -> Self:
-        """A curve on which every row takes this part of the smallest pass."""
+        """Curve on which every further row takes `per_row` of the smallest pass."""
         return cls((1.0, 1.0 + per_row))
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int], seconds: Sequence[float]) -> Self:
-        """The curve of passes that have one of some sizes, in order, each filled up to the next."""
+        """Curve of passes padded to one of `sizes`, in ascending order."""
         longest = list(itertools.accumulate(seconds, max))
         padded = [next(at for at, size in enumerate(sizes) if size >= rows) for rows in range(1, sizes[-1] + 1)]
         return cls(tuple([longest[at] / longest[0] for at in padded]))
 
     def at(self, rows: int) -> float:
-        """The time of a pass with so many rows; beyond those measured, each takes as long as they do on average."""
+        """Relative time of a pass; extrapolated by `per_row`."""
         times = self.times
         if rows <= len(times):
             return times[max(rows, 1) - 1]
@@ -47,5 +47,5 @@ class PassCurve:
 
     @property
     def per_row(self) -> float:
-        """What a row takes on average, where blocks do not matter."""
+        """Mean relative cost of a further row."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1)

@@ -1,8 +1,7 @@
-"""Passes of a few fixed sizes, each recorded once and replayed from then on: on a GPU, starting hundreds of small
-kernels one by one takes longer than computing them.
+"""CUDA graphs of passes of a few sizes: on a GPU, launching hundreds of small kernels takes longer than their work.
 
-A recording reads its inputs from the same memory every time. So a pass is padded to the next size, its inputs are
-copied to that size's place, and the attention kernel does the same with its own (`StaticKernel`).
+A graph reads its inputs from fixed addresses. A pass is therefore padded to the next size, its inputs are copied to
+that size's buffers, and the attention kernel does the same with its own (`StaticKernel`).
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from verifier_svc.kernels.base import StaticKernel
 
 logger = logging.getLogger(__name__)
 
-# Rows of the sizes. Beyond the last, computing takes longer than starting the kernels.
+# Rows of the sizes. Beyond the last, computation takes longer than launches.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
-# Logits [K, vocab], and what else is wanted of their rows [K, ...].
+# Logits [K, vocab], and other outputs of their rows [K, ...].
 Outputs: TypeAlias = tuple[Tensor, ...]
-# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to outputs, on the device.
+# Token ids and positions [1, N], logit rows [K] and mask positions [N] if any, to outputs on the device.
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]
 
 
 class Capture(Protocol):
-    """Records what a function does on the device."""
+    """Captures a function's device operations."""
 
     def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
-        """Run `function`; returns what does the same again, and the tensors that hold its results each time.
+        """Run `function`; returns a function that replays it, and the tensors that hold its results each time.
 
         Raises:
-            RuntimeError: something that the function does cannot be recorded.
+            RuntimeError: an operation cannot be captured.
         """
         ...
 
@@ -50,10 +49,10 @@ class _RecordedPass:
 
 
 class PassGraphs:
-    """Recordings of one model's forward. Used by one thread at a time, between the kernel's `begin` and the pass's end.
+    """Captured forwards of one model. Used by one thread at a time, between the kernel's `begin` and the pass's end.
 
-    `inputs` of a recording [3, N] are token ids, position ids and logit rows, and of one with masks [4, N] their
-    places. Padded logit rows repeat row 0.
+    `inputs` of a graph [3, N] are token ids, position ids and logit rows; with masks [4, N] also their positions.
+    Padded logit rows repeat row 0.
     """
 
     def __init__(self, kernel: StaticKernel, capture: Capture, buckets: Sequence[int] = BUCKETS) -> None:
@@ -65,17 +64,17 @@ class PassGraphs:
 
     @property
     def num_recordings(self) -> int:
-        """How many sizes have been recorded."""
+        """Number of captured sizes."""
         return len(self._recordings)
 
     def clear(self) -> None:
-        """Forget all recordings: what they read is about to go away."""
+        """Drop all graphs before their memory is freed."""
         self._recordings = {}
 
     def padded(self, plan: PassPlan) -> PassPlan | None:
-        """The pass with rows of padding up to the next size; None if it is to run as it is."""
+        """The pass padded to the next size; None if it is to run eagerly."""
         size = next((bucket for bucket in self.buckets if bucket >= len(plan.token_ids)), None)
-        # A part of a prompt needs no logits, and would get those of every row.
+        # Part of a prompt needs no logits, but would get those of every row.
         if self._is_off or size is None or not len(plan.logit_rows):
             return None
         padding = np.zeros(size - len(plan.token_ids), np.int64)
@@ -86,14 +85,14 @@ class PassGraphs:
         return replace(plan, token_ids=token_ids, positions=positions, mask_places=mask_places)
 
     def run(self, plan: PassPlan, forward: Forward) -> Outputs | None:
-        """What `forward` gives for a padded pass, valid until the next one; None if it cannot be recorded."""
+        """Result of `forward` for a padded pass, valid until the next one; None if it cannot be captured."""
         size = len(plan.token_ids)
         key = size, self._kernel.layout(plan), plan.mask_places is not None, plan.wants_states
         if (recording := self._recordings.get(key)) is None:
             try:
                 recording = self._recordings[key] = self._record(plan, forward)
             except RuntimeError as error:
-                logger.warning("passes are not recorded, and each is started kernel by kernel: %s", error)
+                logger.warning("passes are not recorded, kernels are launched one by one: %s", error)
                 self._is_off = True
                 self.clear()
                 return None
@@ -117,21 +116,21 @@ def _inputs(plan: PassPlan) -> Tensor:
 
 
 class CudaCapture:
-    """CUDA graphs that share one pool of memory: they never run at the same time, and results are read in between."""
+    """CUDA graphs sharing one memory pool: they never run concurrently, and results are read in between."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
-        """As `Capture` has it."""
-        # Once outside the graph: compiling kernels and making library handles cannot be recorded.
+        """See `Capture`."""
+        # Run once outside the graph: compilation of kernels and creation of library handles cannot be captured.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls count: others, of the event loop for example, have nothing to do with the graph.
+        # Other threads' calls, such as the event loop's, do not affect the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
         return graph.replay, result

@@ -1,8 +1,8 @@
-"""The numbers that a target is served in, and the fingerprints of weights and of serving.
+"""Dtype in which a target is served, and fingerprints of weights and of serving.
 
-Two deployments with one fingerprint of weights have the same checkpoint: what was made for it, drafters and adapters,
-belongs to both. Those with one fingerprint of serving compute with the same numbers by the same rules, too: what one of
-them said, the other goes on with.
+Deployments with the same weights fingerprint have the same checkpoint, so drafters and adapters trained for one fit the
+other. Those with the same serving fingerprint also compute with the same numbers by the same rules: outputs begun on
+one continue on the other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 def chosen_dtype(
     wanted: DtypeName, device: torch.device, model: str, *, is_gguf: bool, may_multiply: bool
 ) -> torch.dtype:
-    """The numbers that a checkpoint is served in.
+    """Dtype in which a checkpoint is served.
 
-    `auto` is bfloat16 on GPUs, and on a CPU for checkpoints in bfloat16 and GGUF files where the processor multiplies
-    such numbers and may (`may_multiply`).
+    `auto` is bfloat16 on GPUs, and on a CPU for checkpoints in bfloat16 and GGUF files if the processor has bfloat16
+    products and `may_multiply` allows them.
     """
     if wanted != "auto":
         return torch.float32 if wanted == "float32" else torch.bfloat16
@@ -40,9 +40,9 @@ def chosen_dtype(
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has an instruction for products of bfloat16, and layers can be compiled for it."""
+    """Whether the processor has bfloat16 dot products, and layers can be compiled for them."""
     try:
-        # Here, so that everything else works where Numba is not installed.
+        # Imported here: Numba is optional.
         from coppice.kernels.cpu.vector_code import MULTIPLIES_HALVES
     except ImportError:
         return False
@@ -51,26 +51,26 @@ def multiplies_bfloat16() -> bool:
 
 @torch.no_grad()
 def round_weights(model: PreTrainedModel) -> None:
-    """Round a model's weights to bfloat16, in place; they stay in single precision, in which they are computed with."""
+    """Round a model's weights to bfloat16, in place; they remain in single precision for computation."""
     for parameter in model.parameters():
         parameter.copy_(parameter.bfloat16())
 
 
 def weights_fingerprint(model: PreTrainedModel, tokenizer_fingerprint: str) -> str:
-    """The fingerprint of a checkpoint's weights and tokenizer, whatever it is served in.
+    """Fingerprint of a checkpoint's weights and tokenizer, independent of the serving dtype.
 
-    A rank has that of its part, which is the same for as many ranks.
+    A rank's covers its part, and is the same for equal numbers of ranks.
     """
     return _digest(weights_digest(model), tokenizer_fingerprint)
 
 
 def serving_fingerprint(weights: str, dtype: torch.dtype, *, exact: bool) -> str:
-    """The fingerprint of what an output depends on beside a request."""
+    """Fingerprint of all that an output depends on besides the request."""
     return _digest(weights, name_of(dtype), "strict" if exact else "fast")
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype as settings name it."""
+    """Name of a dtype as in settings."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,9 +1,9 @@
-"""Rotary positions whose factors depend on a text's length, made a property of each row.
+"""Rotary embeddings whose factors depend on a text's length, made a property of each row.
 
-With `longrope` (Phi-3, Phi-4-mini, PhiMoE) a text of more than B tokens, B being `original_max_position_embeddings`,
-has long factors at all its positions, a shorter one short factors. transformers chooses one set for a whole pass, by
-its largest position, which is right for one sequence without a cache and wrong for a pass over many. Here each row has
-the factors of its own text: position ids of rows with long factors are raised by LONG_OFFSET, see pass_plan.py.
+With `longrope` (Phi-3, Phi-4-mini, PhiMoE) a text of more than `original_max_position_embeddings` tokens has long
+factors at all positions, a shorter one short factors. transformers chooses one set for a whole pass, by its largest
+position, which is right for one sequence without a cache and wrong for a batch. Here each row has the factors of its
+own text: position ids of rows with long factors are raised by LONG_OFFSET, see pass_plan.py.
 
 With `dynamic` (NTK) factors change with every token past the trained length, and the module keeps them for later
 passes. Here they are those of the trained length, and texts end there.
@@ -22,22 +22,22 @@ from transformers import PreTrainedModel
 from coppice.core.errors import IncompatibleError
 from verifier_svc.engine.pass_plan import LONG_OFFSET
 
-# For models whose configuration names no longest position.
+# For models without a largest position in their configuration.
 _NO_POSITION_LIMIT = 1 << 20
 
-# Cosines and sines [1, N, dim] as a pair, or together as complex numbers.
+# Cosines and sines [1, N, dim] as a pair, or combined as complex numbers.
 Rotation = TypeVar("Rotation", Tensor, tuple[Tensor, ...])
 
 
 class RowwiseRotary(nn.Module):
-    """Stands in for a rotary module whose factors depend on the largest position of a pass.
+    """Replaces a rotary module whose factors depend on the largest position of a pass.
 
     `boundary` is the length up to which texts have short factors; None if all have the same. `trained_length` is the
-    length up to which factors are those of the checkpoint; None without a limit.
+    length up to which the checkpoint's factors apply; None without a limit.
     """
 
     def __init__(self, rotary: nn.Module) -> None:
-        """Copy a module of rope type `longrope` or `dynamic`, whose own choice of factors is switched off.
+        """Copy a module of rope type `longrope` or `dynamic`, with its own choice of factors disabled.
 
         Raises:
             IncompatibleError: the layers have several boundaries.
@@ -49,11 +49,11 @@ class RowwiseRotary(nn.Module):
         self.long = None if self.boundary is None else _fixed_copy(rotary, self.boundary)
 
     def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any, **keywords: Any) -> Any:
-        """The rotation of each row by the factors of its own text; `position_ids` are [..., N]."""
+        """Rotation of each row by the factors of its own text; `position_ids` are [..., N]."""
         if self.long is None:
             return self.short(x, position_ids, *arguments, **keywords)
         is_long = position_ids >= LONG_OFFSET
-        # On a GPU the answer would have to be waited for, and a recorded pass has to compute both.
+        # On a GPU this would synchronize, and a captured pass has to compute both.
         if not is_long.is_cuda and not is_long.any():
             return self.short(x, position_ids, *arguments, **keywords)
         positions = torch.where(is_long, position_ids - LONG_OFFSET, position_ids)
@@ -62,7 +62,7 @@ class RowwiseRotary(nn.Module):
 
 
 def make_rotary_rowwise(model: PreTrainedModel) -> int | None:
-    """Replace a model's rotary modules where factors depend on the pass; does nothing the second time.
+    """Replace a model's rotary modules whose factors depend on the pass; a no-op when repeated.
 
     Returns the length up to which texts have short factors; None if all texts have the same.
 
@@ -78,7 +78,7 @@ def make_rotary_rowwise(model: PreTrainedModel) -> int | None:
 
 
 def trained_length(model: PreTrainedModel) -> int | None:
-    """Tokens up to which rope of type `dynamic` has the factors of the checkpoint; None for models without it."""
+    """Tokens up to which rope of type `dynamic` has the checkpoint's factors; None for other models."""
     lengths = [
         module.trained_length if isinstance(module, RowwiseRotary) else _trained_length(module)
         for module in model.modules()
@@ -87,14 +87,14 @@ def trained_length(model: PreTrainedModel) -> int | None:
 
 
 def position_limit(model: PreTrainedModel) -> int:
-    """Tokens of the longest text that the model can read."""
+    """Largest number of tokens of a text."""
     stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_POSITION_LIMIT
     trained = trained_length(model)
     return stated if trained is None else min(stated, trained)
 
 
 def _kinds(module: nn.Module) -> Iterator[tuple[str | None, str]]:
-    """Layer types, None where all layers are alike, with their rope types; nothing for modules that are not rotary."""
+    """Layer types, None if all layers are alike, with their rope types; nothing for other modules."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, str):
         yield None, kinds
@@ -132,19 +132,19 @@ def _only(boundaries: set[int | None]) -> int | None:
 
 @torch.no_grad()
 def _fixed_copy(rotary: nn.Module, position: int) -> Any:
-    """A copy that has the factors of a pass up to `position`, whatever it is called with."""
+    """A copy that always has the factors of a pass up to `position`."""
     fixed: Any = copy.deepcopy(rotary)
     device = next(rotary.buffers()).device
     x, positions = torch.zeros(1, 1, 1, device=device), torch.tensor([[position]], device=device)
     for layer_type, _ in _kinds(rotary):
         fixed(x, positions, **({} if layer_type is None else {"layer_type": layer_type}))
-    # From now on no forward chooses factors.
+    # Disables the choice of factors in forwards.
     if isinstance(fixed.rope_type, dict):
         fixed.rope_type = dict.fromkeys(fixed.rope_type, "default")
     else:
         fixed.rope_type = "default"
         parameters = fixed.config.rope_parameters
-        # PhiMoE's own module chooses the scale of cosines and sines by the largest position, too.
+        # PhiMoE's own module also chooses the scale of cosines and sines by the largest position.
         if "long_mscale" in parameters and position:
             parameters["short_mscale"] = parameters["long_mscale"]
         elif "long_mscale" in parameters:

@@ -1,8 +1,8 @@
-"""Of how many rows strict mode's passes are multiples: as few as this machine's matrix kernels allow.
+"""Row multiple of strict mode's passes: the smallest that this machine's matrix kernels allow.
 
-What fills a pass up is computed and thrown away. Kernels for a handful of rows differ from those for many, whence
-`ROW_MULTIPLE`; but packed products (packed_layers.py) give a row the same bits from two rows on wherever we have
-looked, and those from panels (few_row_products.py) from one row on. That is tried before it is relied upon.
+Padding rows are wasted. Kernels for a few rows differ from those for many, hence `ROW_MULTIPLE`; but packed products
+(packed_layers.py) gave a row the same bits from two rows on wherever tested, and those from panels
+(few_row_products.py) from one row on. This is tested at load time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from verifier_svc.model.target_model import TargetModel
 
 logger = logging.getLogger(__name__)
 
-# In the order in which they are tried.
+# In the order of testing.
 FINE_MULTIPLES = (1, 2)
-# Products of up to so many rows are tried one by one. Those of more are not small ones to any kernel, and whole passes
-# of them are tried beside a sequence alone (exactness_probe.py).
+# Products of up to this many rows are tested one by one. Larger ones are not small for any kernel, and are covered by
+# whole passes (exactness_probe.py).
 _TRIED_ROWS = 64
 
 
 def refine_row_multiple(target: TargetModel, vocab_size: int) -> None:
-    """Let an exact target's passes have multiples of the first of `FINE_MULTIPLES` with which every row keeps its bits.
+    """Set an exact target's row multiple to the first of `FINE_MULTIPLES` that keeps every row's bits.
 
-    Without one, everything stays as it is.
+    Without one, it is left unchanged.
     """
     coarse = target.row_multiple
     if not packs_all_products(target.model):
@@ -50,7 +50,7 @@ def refine_row_multiple(target: TargetModel, vocab_size: int) -> None:
 
 
 def packs_all_products(model: nn.Module) -> bool:
-    """Whether all weights of a model that are more than a vector are packed, or looked up."""
+    """Whether all weights of a model except vectors are packed, or embeddings."""
     return all(
         isinstance(module, PackedLinear | nn.Embedding)
         for module in model.modules()
@@ -60,9 +60,9 @@ def packs_all_products(model: nn.Module) -> bool:
 
 @torch.inference_mode()
 def products_stand_alone(target: TargetModel, sizes: Sequence[int]) -> bool:
-    """Whether rows have the same products with packed weights, by shape, among so many and among the most of `sizes`.
+    """Whether packed products, one per shape, give rows the same bits in all `sizes` as in the largest.
 
-    The first rows and the last ones of these are tried, by as many threads as passes of so many rows have.
+    The first and last rows are tested, with the threads of passes of each size.
     """
     most = max(sizes)
     for layer in one_of_each_shape(target.model):
@@ -78,5 +78,5 @@ def products_stand_alone(target: TargetModel, sizes: Sequence[int]) -> bool:
 
 
 def _rows(count: int, size: int) -> torch.Tensor:
-    """Rows of numbers as a model has them [count, size]."""
+    """Random rows [count, size]."""
     return torch.randn(count, size, generator=torch.Generator().manual_seed(size))

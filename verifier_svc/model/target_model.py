@@ -1,4 +1,4 @@
-"""The target: any Hugging Face causal language model, unmodified, run over packed token trees."""
+"""Target model: an unmodified Hugging Face causal language model, run over packed token trees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from verifier_svc.model.tree_attention import TreeAttention
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """What others need to know about the target."""
+    """Properties of the target for other modules and services."""
 
     name: str
     tokenizer_json: bytes
@@ -45,53 +45,53 @@ class TargetInfo:
     hidden_size: int
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
-    # Whether a row's logits are promised to be the same bits alone and in company.
+    # Whether a row's logits are guaranteed to have the same bits alone and in a batch.
     exact: bool
-    # Prompts share keys and values in blocks of this many tokens; 0 when they share none.
+    # Block size of the shared prefix cache in tokens; 0 if disabled.
     shared_block_tokens: int = 0
-    # A pass computes its rows in multiples of this.
+    # Rows of a pass are a multiple of this.
     row_multiple: int = 1
-    # Whether they were the same bits when that was tried at start; promised or not.
+    # Result of the exactness test at start, whether guaranteed or not.
     bit_exact: bool = False
-    # Choices are counted whose two best scores are less than this apart; 0 counts none, as where bits are promised.
+    # Logit gap below which choices count as near-ties; 0 counts none, as in strict mode.
     near_tie_gap: float = 0.0
-    # What it drafts for itself in its own passes; None without an adapter for that.
+    # In-pass re-drafting; None without an adapter.
     redraft: RedraftSettings | None = None
-    # Drafts from a sequence's own tokens; None where they are switched off, or it drafts for itself.
+    # Prompt lookup; None if disabled, or with an adapter.
     lookup: LookupSettings | None = None
-    # Which nodes it prunes early, and when; None without a head for that.
+    # Early pruning; None without a head.
     pruning: PruningSettings | None = None
-    # Numbers of a committed token's feature; 0 where none are given.
+    # Width of a committed token's feature; 0 if not available.
     feature_size: int = 0
-    # Texts of more tokens have long rope factors, see rope_regimes.py; None where factors do not depend on the length.
+    # Texts of more tokens have long rope factors, see rope_regimes.py; None if factors do not depend on the length.
     rope_boundary: int | None = None
-    # What it is served in, and the fingerprints of precision.py.
+    # Serving dtype, and the fingerprints of precision.py.
     dtype: str = "float32"
     weights_fingerprint: str = ""
     serving_fingerprint: str = ""
-    # The checkpoint's chat template, empty where it has none, and the texts of its special tokens by name.
+    # Chat template of the checkpoint, empty without one, and texts of its special tokens by name.
     chat_template: str = ""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class LayerCalls(Protocol):
-    """What may stand in for the forwards of a model's layers, see compiled_layers.py."""
+    """Replacement for the forwards of a model's layers, see compiled_layers.py."""
 
     def install(self) -> None:
-        """From now on the layers' forwards are these."""
+        """Replace the layers' forwards."""
         ...
 
     def uninstall(self) -> None:
-        """The layers' forwards are their own again."""
+        """Restore the layers' forwards."""
         ...
 
     def cut(self, layer: int) -> None:
-        """Hooks of this layer and of the one before it see what goes from one to the other."""
+        """Let hooks of this layer and of the one before it see the states passed between them."""
         ...
 
 
 class TargetModel:
-    """A loaded model with its tree attention and paged cache. Used by one thread at a time."""
+    """A loaded model with tree attention and paged KV cache. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TargetModel:
         kernel: AttentionKernel | None = None,
         threads: CpuThreads | None = None,
     ) -> None:
-        """Install `kernel` in the model, or attention in tensor operations, which suits every model."""
+        """Install `kernel` in the model, or by default attention in tensor operations, which supports every model."""
         self._threads = threads
         self.device = next(model.parameters()).device
         self._model = model
@@ -111,7 +111,7 @@ class TargetModel:
         self._masks: MaskRows | None = None
         self._pruned: PrunedLayers | None = None
         self.layers: LayerCalls | None = None
-        # Of the last pass, if they were wanted.
+        # Of the last pass, if wanted.
         self._states: Tensor | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
@@ -124,11 +124,11 @@ class TargetModel:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model itself."""
+        """The Hugging Face model."""
         return self._model
 
     def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
-        """Start over with an empty cache of another size."""
+        """Replace the cache by an empty one of another size."""
         if self._graphs is not None:
             self._graphs.clear()
         self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes)
@@ -136,7 +136,7 @@ class TargetModel:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of keys and values that one token takes; known after the first pass."""
+        """Bytes of keys and values per token; known after the first pass."""
         return self._attention.kernel.bytes_per_slot
 
     def plan(self, work: list[SequenceRows]) -> PassPlan:
@@ -149,7 +149,7 @@ class TargetModel:
 
     @torch.inference_mode()
     def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
-        """As `forward`, with the slots that move before the pass given."""
+        """`forward` with the slots to move before the pass."""
         self.set_threads_for(len(plan.token_ids))
         padded = None if self._graphs is None else self._graphs.padded(plan)
         self._begin(padded or plan, sources, destinations)
@@ -167,13 +167,13 @@ class TargetModel:
         return self._taken(outputs)
 
     def can_split(self, plan: PassPlan) -> bool:
-        """Whether a pass can give its logits in blocks of rows: not one that is a recording."""
+        """Whether a pass can return its logits in blocks of rows; captured passes cannot."""
         is_recorded = self._graphs is not None and self._graphs.padded(plan) is not None
         return self._keeps_rows and self._model.base_model is not self._model and not is_recorded
 
     @torch.inference_mode()
     def forward_in_blocks(self, plan: PassPlan, most: int) -> Iterator[Tensor]:
-        """As `forward`, the logits of at most `most` rows at a time, in order, each made when it is asked for."""
+        """`forward` with the logits of at most `most` rows at a time, in order, each computed on demand."""
         self.set_threads_for(len(plan.token_ids))
         self._begin(plan, *self.cache.take_moves())
         size = max([size for size in padded_sizes(most, self.row_multiple) if size <= most] or [self.row_multiple])
@@ -193,12 +193,12 @@ class TargetModel:
 
     @torch.inference_mode()
     def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:
-        """As `forward`, without the nodes that the early head rules out; logits are those of the plan that is left.
+        """`forward` without nodes pruned by the early head; logits are those of the pruned plan.
 
-        `scores` [C] of the plan's candidates are taken in place of the head's.
+        `scores` [C] of the plan's candidates replace the head's.
 
         Raises:
-            IncompatibleError: there is no early head, or the model's layers cannot go on with some of the rows.
+            IncompatibleError: there is no early head, or the model's layers do not support pruning.
         """
         if self._pruned is None:
             raise IncompatibleError("a pass is to be pruned, and the target has no early head")
@@ -217,26 +217,26 @@ class TargetModel:
         return self._taken(outputs), forward
 
     def take_states(self) -> HalfArray | None:
-        """The hidden states [K, hidden] that the last pass's logits came from, in bfloat16, if its plan wants them."""
+        """Hidden states [K, hidden] before the output layer of the last pass, in bfloat16, if its plan wanted them."""
         states, self._states = self._states, None
         return None if states is None else states.bfloat16().cpu().view(torch.int16).numpy()
 
     def can_prune(self, plan: PassPlan) -> bool:
-        """Whether a pass can be pruned: not one that is a recording, whose rows are fixed."""
+        """Whether a pass can be pruned; captured passes cannot, since their rows are fixed."""
         return self._pruned is not None and (self._graphs is None or self._graphs.padded(plan) is None)
 
     def install_head(self, head: EarlyHead) -> None:
-        """From now on passes can be pruned.
+        """Enable pruning of passes.
 
         Raises:
-            IncompatibleError: the head is not one for this model.
+            IncompatibleError: the head does not match the model.
         """
         self._pruned = PrunedLayers(self._model, head, self.row_multiple)
         if self.layers is not None:
             self.layers.cut(head.layer)
 
     def use_layers(self, layers: LayerCalls | None) -> None:
-        """From now on these run in place of the model's own, which run without any."""
+        """Use these layers instead of the model's own, or the latter if None."""
         if self.layers is not None:
             self.layers.uninstall()
         self.layers = layers
@@ -244,19 +244,19 @@ class TargetModel:
             layers.install()
 
     def adapt(self, adapter: SpaceAdapter) -> None:
-        """From now on passes may have masks.
+        """Enable masks.
 
         Raises:
-            IncompatibleError: the adapter is not one for this model.
+            IncompatibleError: the adapter does not match the model.
         """
         self._masks = MaskRows(self._model, adapter)
 
     def record_passes(self, graphs: PassGraphs | None) -> None:
-        """From now on, passes of the sizes that `graphs` has are recorded and replayed; none are without it."""
+        """Capture and replay passes of the sizes of `graphs`, or none if None."""
         self._graphs = graphs
 
     def record_now(self) -> None:
-        """Record every size, the largest first, so that no request has to wait for it; sequences may not run yet."""
+        """Capture every size, largest first, so that no request waits for it; no sequence may be running."""
         if self._graphs is None:
             return
         cache = SequenceCache(self.cache, BLOCK_SIZE)
@@ -268,14 +268,14 @@ class TargetModel:
         cache.release()
 
     def set_threads_for(self, num_rows: int) -> None:
-        """The next products have this many rows."""
+        """Set the threads for products of this many rows."""
         if self._threads is not None:
             self._threads.set_for(num_rows)
 
     def prepare_sizes(self, max_rows: int, limit_s: float) -> int:
-        """Meet the sizes of passes up to `max_rows` rows, the smallest first, until `limit_s` have passed.
+        """Prepare pass sizes of up to `max_rows` rows, smallest first, for at most `limit_s`; returns their number.
 
-        Afterwards no request waits for their machine code, and memory does not grow by it; returns how many were met.
+        Afterwards no request waits for their machine code, and memory does not grow by it.
         """
         started_s = time.monotonic()
         num_met = 0
@@ -297,7 +297,7 @@ class TargetModel:
             self._masks.narrow(rows)
 
     def _taken(self, outputs: Outputs) -> Tensor:
-        """A pass's logits in single precision on the CPU; its states are kept until they are taken."""
+        """Logits of a pass in single precision on the CPU; its hidden states are kept for `take_states`."""
         logits, *states = outputs
         self._states = states[0] if states else None
         return logits.float().cpu()
@@ -312,7 +312,7 @@ class TargetModel:
     def _logits_and_states(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
     ) -> Outputs:
-        """As `_logits`, and the hidden states [K, hidden] that they come from."""
+        """`_logits`, and the hidden states [K, hidden] that they come from."""
         with RowStates(self._model) as states:
             outputs = self._logits(token_ids, positions, logit_rows, mask_places)
         return *outputs, states.of(None if self._keeps_rows else logit_rows)
@@ -320,9 +320,9 @@ class TargetModel:
     def _logits(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
     ) -> Outputs:
-        """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N].
+        """Logits [K, vocab] of some rows; ids and positions are [1, N], mask positions [N].
 
-        Without `logit_rows` they are picked on the way.
+        Without `logit_rows` the rows are selected by a hook.
         """
         keep = {"logits_to_keep": logit_rows} if self._keeps_rows and logit_rows is not None else {}
         inputs = {"input_ids": token_ids}

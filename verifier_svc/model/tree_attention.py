@@ -18,33 +18,33 @@ from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.kernels.base import AttentionKernel, AttentionRule
 
-# Tensors that models pass along and that plain softmax attention does not need: positions are in the plan.
+# Tensors passed by models that plain softmax attention does not need: positions are in the plan.
 _IGNORED_TENSORS = frozenset({"position_ids", "cache_position", "position_embeddings", "attention_mask"})
 _names = itertools.count()
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
 class TreeAttention:
-    """One model's attention, computed by a kernel that may be replaced between passes."""
+    """One model's attention, computed by a kernel."""
 
     def __init__(self, kernel: AttentionKernel) -> None:
         self.kernel = kernel
         self._in_pass = False
-        # transformers finds attention functions by name; every instance has its own.
+        # transformers looks attention functions up by name; every instance has its own.
         self.name = f"coppice_tree_{next(_names)}"
         AttentionInterface.register(self.name, self._attend)
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
-        """The model's next forward computes this plan, once slots have moved from `sources` to `destinations`."""
+        """Begin a forward of this plan, after moving slots from `sources` to `destinations`."""
         self.kernel.begin(plan, sources, destinations)
         self._in_pass = True
 
     def narrow(self, plan: PassPlan) -> None:
-        """From the next layer on, the forward has this plan's rows alone; nothing moves."""
+        """From the next layer on, restrict the forward to this plan's rows, without moves."""
         self.kernel.begin(plan, _NO_SLOTS, _NO_SLOTS)
 
     def end(self) -> None:
-        """The forward is over."""
+        """End the forward."""
         self._in_pass = False
 
     def _attend(
@@ -64,7 +64,7 @@ class TreeAttention:
         """`query` [1, heads, N, dim], `key` and `value` [1, kv_heads, N, dim] to [1, N, heads, dim].
 
         Raises:
-            IncompatibleError: the model asks for something that no kernel computes.
+            IncompatibleError: the model needs something that no kernel supports.
         """
         _refuse_unknown(others, dropout)
         if not self._in_pass:

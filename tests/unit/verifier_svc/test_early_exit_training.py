@@ -82,7 +82,7 @@ def test_the_target_is_frozen_and_looked_at_in_one_forward(new_model: NewModel) 
     assert torch.equal(logits, output.logits)
     assert not logits.requires_grad
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    with pytest.raises(IncompatibleError, match="behind layer 2"):
+    with pytest.raises(IncompatibleError, match="after layer 2"):
         FrozenTarget(new_model("llama"), 2)
 
 

@@ -202,7 +202,7 @@ def test_heads_that_do_not_fit_are_refused(new_model: NewModel) -> None:
         target.forward_pruned(plan)
     with pytest.raises(IncompatibleError, match="48 numbers"):
         target.install_head(random_head(48))
-    with pytest.raises(IncompatibleError, match="behind layer 2"):
+    with pytest.raises(IncompatibleError, match="after layer 2"):
         target.install_head(random_head(64, layer=2))
     model = new_model("llama")
     # A stack that is no list of layers.

@@ -1,4 +1,4 @@
-"""Arrays that begin at a cache line: a vector of sixteen numbers fills one, and loads slower across two."""
+"""Arrays aligned to cache lines: a vector of sixteen numbers fills one, and loads slower across two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES_PER_NUMBER = 4
 
 
 def aligned_zeros(*shape: int) -> FloatArray:
-    """Zeros of a shape; pages that are never written take no memory."""
+    """Zeros of a shape, aligned; pages never written use no memory."""
     size = math.prod(shape)
     numbers = np.zeros(size + _LINE, np.float32)
     start = -(numbers.ctypes.data // _BYTES_PER_NUMBER) % _LINE
@@ -26,7 +26,7 @@ def aligned_zeros(*shape: int) -> FloatArray:
 
 @compiled_exactly
 def aligned_rows(rows: int, columns: int) -> FloatArray:
-    """An empty array [rows, columns] for compiled code; so do its rows where `columns` is a multiple of 16."""
+    """Empty aligned array [rows, columns] for compiled code; rows are aligned too if `columns` is a multiple of 16."""
     numbers = np.empty(rows * columns + _LINE, np.float32)
     start = -(numbers.ctypes.data // _BYTES_PER_NUMBER) % _LINE
     return numbers[start : start + rows * columns].reshape(rows, columns)

@@ -1,12 +1,12 @@
-"""Tree attention on CPUs, compiled: reads the paged cache in place, and every row's result is its own.
+"""Compiled tree attention on CPUs: reads the paged cache in place; every row's result is independent of others.
 
-Strict equality of plain and speculative decoding needs sums that do not depend on which rows share a pass. Library
+Strict equality of plain and speculative decoding needs sums that do not depend on the other rows of a pass. Library
 kernels choose their order by shape. Here each row adds its products one after the other along its own path, in single
-precision and without leave to reorder (`compiled_exactly`): the result is the same bits whatever stands beside it, by
-the rules of floating-point arithmetic and not by luck.
+precision and without reordering (`compiled_exactly`): the bits are the same in every batch, by the rules of
+floating-point arithmetic.
 
 Speed comes from the layout: a block holds its keys transposed, [dim, BLOCK_SIZE], so that one loop scores all keys of
-a block side by side and still adds each key's products in order.
+a block in parallel and still adds each key's products in order.
 
 Axes: N rows, H query heads, K key heads, D head size, B block size.
 """
@@ -35,19 +35,19 @@ from verifier_svc.kernels.cpu.shared_work import CounterArray, SharedThreads, do
 
 FloatArray = npt.NDArray[np.float32]
 
-# From so many scores in a layer on (about a millisecond), handing heads to several threads pays.
+# Scores per layer (about a millisecond) above which several threads pay.
 _WORTH_THREADS = 2**18
-# Rows of a segment that read a block of keys together while it is in the nearest cache.
+# Rows of a segment that read a block of keys together while it is in the L1 cache.
 _ROWS_TOGETHER = 4
 
 
 class RaggedRows(NamedTuple):
-    """A plan's segments as flat arrays.
+    """Segments of a plan as flat arrays.
 
-    Segment s has rows `starts[s]` to before `starts[s + 1]`, `contexts[s]` cached tokens, and its blocks are
-    `tables[table_starts[s]]` to before `tables[table_starts[s + 1]]`. A row sees the context, the first `runs` places
-    behind it, and those that `tails[tail_starts[row]]` to before `tails[tail_starts[row + 1]]` name. No row before it
-    in its segment sees a place from `ends[row]` on, nor does it.
+    Segment s has rows from `starts[s]` to `starts[s + 1]`, `contexts[s]` cached tokens, and its blocks are `tables`
+    from `table_starts[s]` to `table_starts[s + 1]`, ends excluded. A row sees the context, the first `runs` places
+    after it, and those in `tails` from `tail_starts[row]` to `tail_starts[row + 1]`. Neither it nor a row before it in
+    its segment sees a place from `ends[row]` on.
     """
 
     starts: IntArray
@@ -61,10 +61,10 @@ class RaggedRows(NamedTuple):
 
 
 class HeadGroup(NamedTuple):
-    """Rows `first` to before `last` of a segment, for the query heads of one key head.
+    """Rows `first` to `last` (excluded) of a segment, for the query heads of one key head.
 
-    `context` tokens are cached, `begin` is the first position that any of the rows looks at, a block's first, and
-    `table` the segment's blocks, of which those from `first_block` to before `last_block` are read.
+    `context` tokens are cached, `begin` is the first position that any row sees, rounded down to a block, and `table`
+    the segment's blocks, read from `first_block` to `last_block` (excluded).
     """
 
     first: int
@@ -78,7 +78,7 @@ class HeadGroup(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Room for a few rows of one key head: queries [rows, D], scores [rows, positions], sums [rows, value size]."""
+    """Scratch for a few rows of one key head: queries [rows, D], scores [rows, positions], sums [rows, value size]."""
 
     queries: FloatArray
     scores: FloatArray
@@ -86,7 +86,7 @@ class Work(NamedTuple):
 
 
 class CompiledKernel:
-    """Keys [blocks, K, D, B] and values [blocks, K, B, D] of every layer, single precision."""
+    """Keys [blocks, K, D, B] and values [blocks, K, B, D] of every layer, in single precision."""
 
     def __init__(self) -> None:
         self._num_blocks = 0
@@ -94,26 +94,26 @@ class CompiledKernel:
         self._stacked: tuple[FloatArray, FloatArray] | None = None
         self.rows = ragged_rows(())
         self.write_slots = np.empty(0, np.int64)
-        # Rows times keys of the plan, as far as the blocks go.
+        # Upper bound of the plan's row-key pairs, from its blocks.
         self._num_scores = 0
         self.threads = SharedThreads()
-        # What each layer has asked for last.
+        # Last rule of each layer.
         self.rules: dict[int, AttentionRule] = {}
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
+        """Bytes per token over all layers seen so far."""
         total = sum(keys.nbytes + values.nbytes for keys, values in self._buffers.values())
         return total // max(1, self._num_blocks * BLOCK_SIZE)
 
     def allocate(self, num_blocks: int) -> None:
-        """Start over with room for this many blocks."""
+        """Allocate this many blocks, dropping contents."""
         self._num_blocks = num_blocks
         self._buffers = {}
         self._stacked = None
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
-        """The next calls belong to this plan; before, slots move."""
+        """Move slots and begin a pass."""
         if len(sources):
             for keys, values in self._buffers.values():
                 move_slots(keys, values, sources, destinations)
@@ -122,9 +122,9 @@ class CompiledKernel:
         self._num_scores = sum((part.stop - part.start) * len(part.table) * BLOCK_SIZE for part in plan.segments)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """As `AttentionKernel` has it; knows plain softmax in single precision, with or without a window."""
+        """See `AttentionKernel`; supports plain softmax in single precision, with or without a window."""
         if rule.softcap is not None or rule.sinks is not None:
-            raise KernelLimitError("the compiled kernel knows neither soft caps nor sinks")
+            raise KernelLimitError("the compiled kernel supports neither soft caps nor sinks")
         if query.dtype != torch.float32 or query.device.type != "cpu":
             raise KernelLimitError("the compiled kernel needs single precision on a CPU")
         self.rules[layer] = rule
@@ -138,7 +138,7 @@ class CompiledKernel:
         return output
 
     def stacked_layers(self, num_layers: int, kv_heads: int, size: int) -> tuple[FloatArray, FloatArray]:
-        """Keys [L, blocks, K, D, B] and values [L, blocks, K, B, D] of layers that are alike."""
+        """Keys [L, blocks, K, D, B] and values [L, blocks, K, B, D] of layers with equal shapes."""
         if self._stacked is None:
             keys = aligned_zeros(num_layers, self._num_blocks, kv_heads, size, BLOCK_SIZE)
             values = aligned_zeros(num_layers, self._num_blocks, kv_heads, BLOCK_SIZE, size)
@@ -150,7 +150,7 @@ class CompiledKernel:
         buffers = self._buffers.get(layer)
         if buffers is None:
             blocks, kv_heads = self._num_blocks, key.shape[0]
-            # Zeros: a block's unused keys are scored, too, and must be numbers.
+            # Zeros: unused keys of a block are scored too, and must be finite.
             keys = aligned_zeros(blocks, kv_heads, key.shape[-1], BLOCK_SIZE)
             values = aligned_zeros(blocks, kv_heads, BLOCK_SIZE, value.shape[-1])
             buffers = self._buffers[layer] = keys, values
@@ -165,7 +165,7 @@ def ragged_rows(segments: Sequence[Segment]) -> RaggedRows:
     tail_starts = [0]
     for segment in segments:
         pending = segment.num_pending
-        # No array in the usual case: small ones cost more than what they hold.
+        # No array in the usual case: creating one costs more than the loop.
         places = range(segment.stop - segment.start) if segment.places is None else segment.places.tolist()
         runs += range(1, pending + 1)
         ends += [place + 1 for place in places]
@@ -199,7 +199,7 @@ def _rows_first(tensor: Tensor) -> FloatArray:
 def store_rows(
     keys: FloatArray, values: FloatArray, new_keys: FloatArray, new_values: FloatArray, slots: IntArray
 ) -> None:
-    """Write `new_keys` and `new_values` [N, K, D] to `slots`, of which padding has none."""
+    """Write `new_keys` and `new_values` [N, K, D] to `slots`; padding rows have none."""
     for row in range(len(slots)):
         block, place = slots[row] // BLOCK_SIZE, slots[row] % BLOCK_SIZE
         for head in range(keys.shape[1]):
@@ -209,7 +209,7 @@ def store_rows(
 
 @compiled_exactly
 def move_slots(keys: FloatArray, values: FloatArray, sources: IntArray, destinations: IntArray) -> None:
-    """Move keys and values. No slot is read after it was written: a sequence's rows move forwards, in order."""
+    """Move keys and values. No slot is read after being written: a sequence's rows move forwards, in order."""
     for index in range(len(sources)):
         old_block, old_place = sources[index] // BLOCK_SIZE, sources[index] % BLOCK_SIZE
         block, place = destinations[index] // BLOCK_SIZE, destinations[index] % BLOCK_SIZE
@@ -230,18 +230,18 @@ def attend_rows(
     counters: CounterArray,
     phase: int,
 ) -> None:
-    """Softmax attention of every row: one phase, in which a piece is a key head and a few rows that read it together.
+    """Softmax attention of every row: one phase; a piece is a key head and a few rows that read it together.
 
     Args:
         query: [N, H, D].
         keys: [blocks, K, D, B].
         values: [blocks, K, B, value size].
-        rows: who sees what.
+        rows: visibility.
         scale: of the scores.
-        window: how many of its last positions a row sees; 0 for all.
+        window: number of last positions that a row sees; 0 for all.
         output: [N, H, value size], written.
         counters: see `shared_work.py`.
-        phase: which phase this is.
+        phase: index of the phase.
     """
     kv_heads = keys.shape[1]
     most_blocks = 1
@@ -258,7 +258,7 @@ def attend_rows(
     piece = take(counters, phase)
     segment, before = 0, 0
     while piece < num_pieces:
-        # A head's keys and values are read by all rows while they are in a near cache.
+        # All rows read a head's keys and values while these are cached.
         while piece >= before + num_groups(rows, segment) * kv_heads:
             before += num_groups(rows, segment) * kv_heads
             segment += 1
@@ -279,7 +279,7 @@ def attend_rows(
 
 @compiled_exactly
 def num_groups(rows: RaggedRows, segment: int) -> int:
-    """Into how many groups a segment's rows are cut."""
+    """Number of groups of a segment's rows."""
     return int((rows.starts[segment + 1] - rows.starts[segment] + _ROWS_TOGETHER - 1) // _ROWS_TOGETHER)
 
 
@@ -295,7 +295,7 @@ def attend_group(
     work: Work,
     output: Inputs,
 ) -> None:
-    """As `attend_rows`, for some rows and one key head."""
+    """`attend_rows` for some rows and one key head."""
     group = query.shape[1] // keys.shape[1]
     score_rows(query, keys, some, scale, work)
     for index in range((some.last - some.first) * group):
@@ -305,7 +305,7 @@ def attend_group(
 
 @compiled_exactly
 def first_key(rows: RaggedRows, segment: int, first: int, last: int, window: int) -> int:
-    """The start of the first block that any of some rows looks at."""
+    """Start of the first block that any of these rows sees."""
     if window <= 0:
         return 0
     begin = visible_keys(rows, segment, first)
@@ -317,7 +317,7 @@ def first_key(rows: RaggedRows, segment: int, first: int, last: int, window: int
 
 @compiled_exactly
 def score_rows(query: FloatArray, keys: FloatArray, some: HeadGroup, scale: np.float32, work: Work) -> None:
-    """Scores of a group's rows, by position from its beginning on."""
+    """Scores of a group's rows by position, from its `begin` on."""
     group = query.shape[1] // keys.shape[1]
     count = (some.last - some.first) * group
     for index in range(count):
@@ -333,12 +333,12 @@ def score_rows(query: FloatArray, keys: FloatArray, some: HeadGroup, scale: np.f
 
 @compiled_exactly
 def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, output: Inputs) -> None:
-    """Weighted means of the values that a group's rows see."""
+    """Weighted means of the values seen by a group's rows."""
     group = output.shape[1] // values.shape[1]
     count = (some.last - some.first) * group
     size = output.shape[2]
     work.sums[:count] = 0
-    # Rows further down see no less of the context and of the pending tokens.
+    # Later rows see at least as much of the context and of the pending tokens.
     first_run = some.context + rows.runs[some.first]
     for block in range(some.first_block, some.last_block):
         page = values[some.table[block], some.head]
@@ -377,20 +377,20 @@ def end_of_lanes(position: int) -> int:
 
 @compiled_exactly
 def visible_keys(rows: RaggedRows, segment: int, row: int) -> int:
-    """How many keys a row sees, before any window."""
+    """Number of keys that a row sees, without windows."""
     tail = rows.tail_starts[row + 1] - rows.tail_starts[row]
     return int(rows.contexts[segment] + rows.runs[row] + tail)
 
 
 @compiled_exactly
 def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, scores: FloatArray) -> None:
-    """Scores of a segment's positions to exp(score - highest) in the order of the row's path, from `begin` on.
+    """Turn scores of a segment's positions into exp(score - max), in the order of the row's path, from `begin` on.
 
-    What the row does not see of the lanes from `begin` to the end of the path becomes 0.
+    Invisible lanes from `begin` to the end of the path become 0.
     """
     place = context + rows.runs[row]
     for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
-        # Tails name places in ascending order and at or beyond their own, so that none is lost.
+        # Tails are ascending and at or after their target, so none is overwritten early.
         scores[place] = scores[context + rows.tails[tail]]
         place += 1
     lowest = begin if window <= 0 else max(begin, place - window)

@@ -1,8 +1,8 @@
-"""Decoder layers of the Llama family, compiled: a run of them is one call, which several threads may make together.
+"""Compiled decoder layers of the Llama family: consecutive layers run in one call, shared by several threads.
 
-A layer has eight phases (`_PHASES`), each cut into pieces that threads take (`shared_work.py`). Every number of a row
-is computed by one thread, from that row alone and in an order that is written down: bits depend neither on the rows in
-the same pass nor on how many threads there are.
+A layer has eight phases (`_PHASES`), each cut into pieces for threads (`shared_work.py`). Every number of a row is
+computed by one thread, from that row alone and in a fixed order: bits depend neither on the other rows of the pass nor
+on the number of threads.
 
 Axes: N rows, L layers, h hidden size, H query heads, K key heads, D head size, B block size.
 """
@@ -28,14 +28,14 @@ IntArray = npt.NDArray[np.int64]
 _PHASES = 8
 SILU, GELU_TANH = 0, 1
 _GELU_SCALE, _GELU_CUBE = np.float32(2 * np.sqrt(2 / np.pi)), np.float32(0.044715)
-# Beyond this an exponential is infinite in single precision.
+# exp overflows above this in single precision.
 _HIGHEST = np.float32(88)
 
 
 class Matrices(NamedTuple):
     """Weights of one product in all layers.
 
-    `panels` [L, panels, ...], `scales` of outputs [L, panels * PANEL], or [L, 0] for none, and so for `biases`.
+    `panels` [L, panels, ...]; `scales` of outputs [L, panels * PANEL], or [L, 0] without; `biases` likewise.
     """
 
     panels: Panels
@@ -44,9 +44,9 @@ class Matrices(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """What layers are made of. A norm that a model does not have is [L, 0].
+    """Weights of all layers. Norms that a model lacks are [L, 0].
 
-    `gate_up` has panels of both in turn, a gate's first. Attention's `scales` and `windows` [L]: a window of 0 is none.
+    `gate_up` alternates panels of both, gate first. `scales` and `windows` [L] of attention; window 0 is none.
     """
 
     input_norms: FloatArray
@@ -71,10 +71,10 @@ class Rotation(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for the rows of a pass. What products read is in single precision, or in bfloat16 for panels of pairs.
+    """Buffers for the rows of a pass. Inputs of products are in single precision, or in bfloat16 for panels of pairs.
 
     `normed` [N, h]; `qkv`, `change` and `gate_up` [N, panels * PANEL]; `query` [N, H, D]; `key` and `value` [N, K, D];
-    `seen` [N, H, D] and, in the same place, `seen_rows` [N, H * D]; `gated` [N, panels * PANEL].
+    `seen` [N, H, D] and its view `seen_rows` [N, H * D]; `gated` [N, panels * PANEL].
     """
 
     normed: Inputs
@@ -90,7 +90,7 @@ class Buffers(NamedTuple):
 
 
 def num_phases(num_layers: int) -> int:
-    """How many phases so many layers have."""
+    """Number of phases of `num_layers` layers."""
     return num_layers * _PHASES + 1
 
 
@@ -110,7 +110,7 @@ def run_layers(
     buffers: Buffers,
     counters: CounterArray,
 ) -> None:
-    """Layers from `first` to before `last`, together with all threads that call this with the same arguments.
+    """Run layers from `first` to `last` (excluded), shared by all threads that call this with the same arguments.
 
     Args:
         weights: of all layers.
@@ -118,14 +118,14 @@ def run_layers(
         last: the one after the last.
         epsilon: of the norms.
         activation: `SILU` or `GELU_TANH`.
-        hidden: the layers' input [N, h], and in the end their output.
+        hidden: the layers' input [N, h], overwritten with their output.
         rotation: of the rows.
         keys: [L, blocks, K, D, B].
         values: [L, blocks, K, B, D].
-        rows: who sees what.
-        slots: where keys and values of the rows go; padding has none.
-        buffers: room.
-        counters: of `num_phases(last - first)` phases, of which nothing is taken.
+        rows: visibility.
+        slots: of the rows' keys and values; padding has none.
+        buffers: scratch.
+        counters: of `num_phases(last - first)` phases, zeroed.
     """
     scratch = np.empty((2, max(hidden.shape[1], buffers.query.shape[2])), np.float32)
     nothing = np.empty(0, np.float32)
@@ -161,9 +161,9 @@ def share_norms(
     counters: CounterArray,
     phase: int,
 ) -> None:
-    """Add what attention or an MLP says to rows, and norm them as inputs of products: one phase, a row a piece.
+    """Add the change by attention or an MLP to rows, and norm them as inputs of products: one phase, a row a piece.
 
-    Norms of width 0 are none: the change is added as it is, and no inputs are made.
+    With norms of width 0, changes are added unnormed, and no inputs are made.
     """
     row = take(counters, phase)
     while row < len(hidden):
@@ -262,7 +262,7 @@ def activate(numbers: FloatArray, activation: int, result: FloatArray) -> None:
 
 @compiled_exactly
 def add_change(hidden: FloatArray, change: FloatArray, norm: FloatArray, epsilon: float, scratch: FloatArray) -> None:
-    """Add what a row's attention or MLP says to the row [h], normed where a model does so."""
+    """Add the change by attention or an MLP to a row [h], normed if the model does so."""
     width = len(hidden)
     if len(norm) > 0:
         scratch[0, :width] = change[:width]
@@ -292,7 +292,7 @@ def turn_row(
     scratch: FloatArray,
     buffers: Buffers,
 ) -> None:
-    """A row's queries and keys, normed where a model does so and turned to its position, and its values."""
+    """Queries and keys of a row, normed if the model does so and rotated to its position, and its values."""
     heads, size = buffers.query.shape[1:]
     kv_heads = buffers.key.shape[1]
     numbers = buffers.qkv[row]
@@ -317,7 +317,7 @@ def turn(
     scratch: FloatArray,
     result: FloatArray,
 ) -> None:
-    """One head's numbers [D], normed and turned: x * cos + (the halves of x changed over, the first negative) * sin."""
+    """Norm and rotate one head [D]: x * cos + (swapped halves of x, the first negated) * sin."""
     size = len(numbers)
     half = size // 2
     if len(norm) > 0:

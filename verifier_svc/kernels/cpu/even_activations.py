@@ -1,9 +1,8 @@
-"""Activation functions that give an element the same bits wherever it stands in its tensor.
+"""Activation functions with the same bits for an element at any place of its tensor.
 
-A library computes most of a tensor with vector instructions and what is left over, element by element, with other code
-that rounds otherwise; and a large tensor is left over at the end of every thread's part. So an element's bits would
-depend on the rows beside its own. Where that would be so, each call gets a whole number of vectors, and too few of them
-for several threads.
+A library computes most of a tensor with vector instructions and the remainder with scalar code that rounds
+differently; a large tensor has a remainder in every thread's part. An element's bits would thus depend on the other
+rows. Where that is possible, calls get a whole number of vectors, and too few of them for several threads.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Elements of two of the widest vectors, which a step of the library's loops takes.
+# Elements of two of the widest vectors, one step of the library's loops.
 _STEP = 32
-# Up to so many elements no function of the library is shared by threads; a multiple of the step.
+# Largest size that no function of the library splits among threads; a multiple of the step.
 _PIECE = 16_384
-# Most functions give a further thread a part for each of so many elements, and others give every thread one.
+# Most functions use one more thread per this many elements, others always use all.
 _GRAIN = 32_768
 _LIBRARIES = ("torch.nn.modules.activation", "transformers.activations")
 
 
 class EvenActivation(nn.Module):
-    """An elementwise function that leaves nothing over."""
+    """An elementwise function called without remainders."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
-        # Not as a submodule: its hooks are of no use here, and cost as much as a small call.
+        # Not as a submodule: its hooks are not needed, and cost as much as a small call.
         self._function = function.forward
 
     def forward(self, values: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ class EvenActivation(nn.Module):
 
 
 def _is_even(size: int) -> bool:
-    """Whether so many elements are whole vectors, for every thread that may get a part."""
+    """Whether every thread's part of so many elements is whole vectors."""
     if size <= _PIECE:
         return size % _STEP == 0
     threads = torch.get_num_threads()

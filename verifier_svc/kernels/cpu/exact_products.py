@@ -1,8 +1,8 @@
-"""Sums of products for a few rows at once, in vector registers, each added up in the order in which it is written.
+"""Sums of products for a few rows at once in vector registers, each added up in order.
 
-As loops over arrays these sums would be loaded and stored for every few products, which takes twice to three times as
-long. What LLVM is given here is multiply-adds of vectors (`vector_code.with_product`) without leave to reorder them
-(`compiler.compiled_exactly`): every sum has the bits that adding one product after the other gives.
+As loops over arrays, sums would be loaded and stored for every few products, which is two to three times slower. LLVM
+gets multiply-adds of vectors (`vector_code.with_product`) without leave to reorder them (`compiler.compiled_exactly`):
+every sum has the bits of adding one product after the other.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from coppice.kernels.cpu.vector_code import (
 
 FloatArray = npt.NDArray[np.float32]
 
-# Vectors side by side in a wide tile of sums.
+# Vectors per row of a wide tile.
 _WIDE = 4
 
 
 def _tile(num_rows: int, num_vectors: int) -> Callable[..., None]:
-    """A function for compiled code that adds to one tile of sums: `num_rows` rows, and the columns of so many vectors.
+    """Intrinsic that adds products to one tile of sums: `num_rows` rows, and columns of `num_vectors` vectors.
 
     Its arguments are the three arrays, the first row, the first factor of `left`, the first row of `matrix`, the number
     of products, and the first columns of `matrix` and of `sums`.
@@ -71,7 +71,7 @@ def _tile(num_rows: int, num_vectors: int) -> Callable[..., None]:
 
 
 class _Matrix:
-    """A two-dimensional array of floats, from some row and column on, as code that is being generated sees it."""
+    """Part of a two-dimensional float array in generated code, from some row and column on."""
 
     def __init__(self, builder: Any, array: Any, begin: tuple[Any, Any]) -> None:
         self._builder = builder
@@ -80,7 +80,7 @@ class _Matrix:
         self._data = builder.gep(builder.bitcast(array.data, BYTES), [builder.add(*offsets)])
 
     def row(self, row: Any) -> Any:
-        """The address of a row."""
+        """Address of a row."""
         return self._builder.gep(self._data, [self._builder.mul(self._strides[0], row)])
 
     def number(self, row: Any, column: Any) -> Any:
@@ -89,7 +89,7 @@ class _Matrix:
         return self._builder.load(self._builder.bitcast(place, FLOAT.as_pointer()))
 
     def vector(self, row: Any, vector: int) -> Any:
-        """The address of a vector of the row at an address, whose numbers are side by side."""
+        """Address of a vector of contiguous numbers in the row at an address."""
         place = self._builder.gep(row, [INT(LANES * NUMBER_BYTES * vector)])
         return self._builder.bitcast(place, VECTOR.as_pointer())
 
@@ -135,10 +135,9 @@ _four, _two, _one = _tile(4, 1), _tile(2, 1), _tile(1, 1)
 
 
 class Products(NamedTuple):
-    """Which sums are added to: those of rows `first` to before `last`, at `num_columns` columns from `column` on.
+    """Ranges of a product: sums of rows `first` to `last` (excluded), in `num_columns` columns from `column` on.
 
-    Each by `num_products` products: the row's own numbers from `factor` on, times those in the matrix's rows from
-    `place` on.
+    Each sum gets `num_products` products of the row's numbers from `factor` on and the matrix's rows from `place` on.
     """
 
     first: int
@@ -154,8 +153,7 @@ class Products(NamedTuple):
 def add_products(left: FloatArray, matrix: FloatArray, sums: FloatArray, which: Products) -> None:
     """Add products of `left` [rows, ...] and `matrix` [..., columns] to `sums` [rows, ...], each sum's in order.
 
-    Numbers of a row of `matrix`, and of `sums`, lie side by side. Parts are named and not cut out, which would take as
-    long as their products.
+    Rows of `matrix` and `sums` are contiguous. Ranges are passed instead of slices, whose cost is that of the products.
     """
     row = which.first
     while row < which.last:

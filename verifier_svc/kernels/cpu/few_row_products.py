@@ -1,8 +1,7 @@
-"""The choice between bfloat16 panels and oneDNN for products of a few rows: the faster one.
+"""Choice between bfloat16 panels and oneDNN for products of a few rows, by speed.
 
-Both give the same bits, or panels are not used at all: a row's bits may not depend on how many rows share its pass.
-What is faster depends on the processor, on how many threads a pass has (panels have one) and on the shape of the
-weights, so it is measured while loading, for each shape.
+Both give the same bits, or panels are not used: a row's bits must not depend on the number of rows. Speed depends on
+the processor, on the threads of a pass (panels use one) and on the weights' shape, so it is measured while loading.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ LastFaster: TypeAlias = Callable[[Mapping[PackedLinear, Product], Callable[[int]
 
 logger = logging.getLogger(__name__)
 
-# Numbers of rows that are measured, up to the first at which panels are slower.
+# Measured numbers of rows, up to the first at which panels are slower.
 _SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPEATS = 3
-# Weights that are measured: as many as leave nearer caches to memory, as those of a whole pass do.
+# Size of measured weights: exceeds nearer caches, as those of a whole pass do.
 _MEASURED_BYTES = 64 * 2**20
-# How many products oneDNN adds up from zero on, in the order in which they are tried; 0 is all of them.
+# Tried lengths of oneDNN's chains of additions; 0 is the whole sum.
 _CHAINS = (0, 1024, 512)
 _TRIED_ROWS = (2, 3, 8, 17)
 
@@ -38,18 +37,17 @@ _TRIED_ROWS = (2, 3, 8, 17)
 def prefer_panels(
     model: nn.Module, set_threads_for: Callable[[int], None], last_faster: LastFaster | None = None
 ) -> int:
-    """Give packed layers products of a few rows from panels, where they are faster; returns to how many.
+    """Let packed layers compute products of a few rows from panels if that is faster; returns their number.
 
-    Panels take half as many bytes as the weights themselves. `set_threads_for` has as many threads as a pass of so many
-    rows has. `last_faster` says to how many rows products are faster than those of the layers that they are for; by
-    default this is measured.
+    Panels take half as many bytes as the weights. `set_threads_for` sets the threads of a pass of so many rows.
+    `last_faster` gives the number of rows up to which products are faster than their layers' own; by default measured.
     """
     last_faster = last_faster or _last_faster
     try:
-        # Here, so that everything else works where Numba is not installed.
+        # Imported here: Numba is optional.
         from coppice.kernels.cpu.vector_code import HAS_FUSED
     except ImportError as error:
-        logger.warning("products of a few rows are oneDNN's, and slower: %s", error)
+        logger.warning("products of a few rows use oneDNN, which is slower: %s", error)
         return 0
     if not HAS_FUSED:
         return 0
@@ -66,7 +64,7 @@ def prefer_panels(
         products = {alike[0]: first} | {layer: PanelProduct(layer, first.chain) for layer in alike[1:enough]}
         limit = last_faster(products, set_threads_for)
         shape = f"{first.num_inputs} x {first.num_outputs}"
-        logger.info("products of up to %d rows with %s weights are taken from panels", limit, shape)
+        logger.info("products of up to %d rows with %s weights use panels", limit, shape)
         if not limit:
             continue
         products |= {layer: PanelProduct(layer, first.chain) for layer in alike[enough:]}
@@ -77,13 +75,13 @@ def prefer_panels(
 
 
 class PanelProduct:
-    """The product of rows with one layer's weights, which bfloat16 holds exactly.
+    """Product of rows with one layer's weights, which must be exact in bfloat16.
 
-    `chain` is how many factors are added up from zero on.
+    `chain` is the number of factors added up from zero.
     """
 
     def __init__(self, layer: PackedLinear, chain: int) -> None:
-        # Here, so that everything else works where Numba is not installed.
+        # Imported here: Numba is optional.
         from verifier_svc.kernels.cpu.panel_products import multiply, packed_panels
 
         self.chain = chain
@@ -103,12 +101,12 @@ class PanelProduct:
 
 
 def holds_exactly(weight: Tensor) -> bool:
-    """Whether every number of a weight is one in bfloat16, too."""
+    """Whether every number of a weight is exact in bfloat16."""
     return torch.equal(weight.bfloat16().float(), weight)
 
 
 def _finds_chain(product: PanelProduct, layer: PackedLinear) -> bool:
-    """Give a layer's product chains as long as oneDNN's are with weights of this shape, if it has any."""
+    """Set the product's chain to oneDNN's for weights of this shape; false if none gives the same bits."""
     generator = torch.Generator().manual_seed(layer.in_features)
     rows = torch.randn(max(_TRIED_ROWS), layer.in_features, generator=generator)
     expected = [layer(rows[:size]) for size in _TRIED_ROWS]
@@ -116,18 +114,18 @@ def _finds_chain(product: PanelProduct, layer: PackedLinear) -> bool:
         product.chain = length or layer.in_features
         if all(torch.equal(product(rows[: len(known)]), known) for known in expected):
             return True
-    logger.info("oneDNN adds products up in an order of its own: few rows' are taken from it")
+    logger.info("oneDNN's order of additions is unknown: products of a few rows use oneDNN")
     return False
 
 
 def _last_faster(products: Mapping[PackedLinear, Product], set_threads_for: Callable[[int], None]) -> int:
-    """Of `_SIZES`, the last one up to which these products are faster than the layers' own; 0 if none is."""
+    """Largest of `_SIZES` up to which these products are faster than the layers' own; 0 for none."""
     limit = 0
     for size in _SIZES:
         set_threads_for(size)
         rows = torch.zeros(size, next(iter(products)).in_features)
         own, panels = [*products], [*products.values()]
-        # In turn, and the least of each: whatever else runs here only adds to it.
+        # Alternating, and the minimum of each: other load only adds time.
         times = [(_duration_s(own, rows), _duration_s(panels, rows)) for _ in range(_REPEATS)]
         own_s, panels_s = (min(column) for column in zip(*times, strict=True))
         if panels_s > own_s:

@@ -1,4 +1,4 @@
-"""RMS norms of a model as one compiled call each."""
+"""Compiled RMS norms, one call each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from coppice.kernels.cpu.lane_sums import LANES
 from coppice.kernels.cpu.norms import exact_rms_norm
 
-# Largest difference to the model's own norm that still counts as rounding, beside numbers of about 1.
+# Largest difference from the model's own norm that counts as rounding, for values of about 1.
 _TOLERANCE = 1e-5
 _TRIED_ROWS = 3
 
 
 class CompiledNorm(nn.Module):
-    """Root mean square normalization over the last axis, times a weight, in single precision on a CPU."""
+    """RMS norm over the last axis, times a weight, in single precision on a CPU."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class CompiledNorm(nn.Module):
 
 @torch.inference_mode()
 def compile_norms(model: nn.Module) -> int:
-    """Replace the RMS norms of a model in single precision on a CPU; returns how many were replaced.
+    """Replace a model's RMS norms in single precision on a CPU; returns the number replaced.
 
-    What is one is told by its name and by what it computes, since models write it in ways of their own.
+    Recognised by name and by result, since models implement them in their own classes.
     """
     replaced = 0
     for parent in list(model.modules()):
@@ -46,7 +46,7 @@ def compile_norms(model: nn.Module) -> int:
 
 
 def _compiled(module: nn.Module) -> CompiledNorm | None:
-    """The same as one call; None for everything else."""
+    """The compiled norm; None for other modules."""
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, CompiledNorm):

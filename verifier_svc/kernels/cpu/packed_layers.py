@@ -1,4 +1,4 @@
-"""Linear layers of a model whose weights are packed, see `coppice/kernels/cpu/packed_linear.py`."""
+"""Linear layers with packed weights, see `coppice/kernels/cpu/packed_linear.py`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class PackedLinear(nn.Module):
     """Inference-only replacement for a float32 `nn.Linear` on CPU."""
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
-        """`product` is the packed one with the layer's weight and bias."""
+        """`product` is the packed product with the layer's weight and bias."""
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        # Kept for code that looks at `weight` (tied embeddings, dtype and device checks).
+        # For code that reads `weight` (tied embeddings, dtype and device checks).
         self.weight = linear.weight
         self.bias = linear.bias
         self.product = product
-        # Another product with the same weights and the same bits, and for up to how many rows it is taken.
+        # Another product with the same weights and bits, and the largest number of rows for which it is used.
         self._few_rows: Product | None = None
         self.num_few_rows = 0
-        # What follows every product and may change its result in place: a hook, without what calling hooks costs.
+        # Called after every product, may change its result in place: a hook without the overhead of hooks.
         self.addition: Callable[[Tensor, Tensor], None] | None = None
 
     def prefer(self, product: Product, num_rows: int) -> None:
-        """Take products of up to so many rows from elsewhere; they have to have the same bits."""
+        """Use another product for up to `num_rows` rows; its bits must be the same."""
         self._few_rows, self.num_few_rows = product, num_rows
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -44,14 +44,14 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every plain float32 `nn.Linear` of `model`; returns how many were replaced.
+    """Replace every plain float32 `nn.Linear` of `model`; returns the number replaced.
 
-    Layers stay as they are from the first one on that has no packed product.
+    Stops at the first layer without a packed product.
     """
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            # A part of a weight that several processes hold is no plain parameter, and its layer adds up their results.
+            # A tensor-parallel weight is not a plain parameter, and its layer sums over ranks.
             if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
                 continue
             if child.weight.dtype != torch.float32:
@@ -66,18 +66,18 @@ def pack_linears(model: nn.Module) -> int:
 
 @torch.inference_mode()
 def prepare_rows(model: nn.Module, num_rows: int) -> None:
-    """Have oneDNN's machine code for so many rows: one product for every shape of packed weights."""
+    """Let oneDNN generate machine code for `num_rows` rows: one product per shape of packed weights."""
     for layer in one_of_each_shape(model):
         layer(layer.weight.new_zeros(num_rows, layer.in_features))
 
 
 def one_of_each_shape(model: nn.Module) -> list[PackedLinear]:
-    """One packed layer for every shape of weights, and for every way in which products with it are made."""
+    """One packed layer per shape of weights and kind of product."""
     return [layers[0] for layers in layers_by_shape(model)]
 
 
 def layers_by_shape(model: nn.Module) -> list[list[PackedLinear]]:
-    """Packed layers, those together that differ in the numbers of their weights alone."""
+    """Packed layers, grouped by shape of weights and kind of product."""
     shapes: dict[tuple[int, int, bool, int], list[PackedLinear]] = {}
     for layer in packed_layers(model):
         shape = layer.in_features, layer.out_features, layer.bias is None, layer.num_few_rows
@@ -86,5 +86,5 @@ def layers_by_shape(model: nn.Module) -> list[list[PackedLinear]]:
 
 
 def packed_layers(model: nn.Module) -> list[PackedLinear]:
-    """The layers of `model` that are packed."""
+    """Packed layers of `model`."""
     return [module for module in model.modules() if isinstance(module, PackedLinear)]

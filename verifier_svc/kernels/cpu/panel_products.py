@@ -1,16 +1,16 @@
-"""Products of rows with weights in panels, compiled: each sum is one chain, whatever the number of rows.
+"""Compiled products of rows with weights in panels: each sum has the same chains for any number of rows.
 
-A few rows' product takes as long as reading the weights. Most checkpoints are stored in bfloat16, whose numbers single
-precision holds exactly: kept as they are and widened in a register, they are read twice as fast, and nothing is
-rounded that was not before. Weights that bfloat16 does not hold are kept in single precision.
+Products of a few rows are bound by reading the weights. Most checkpoints are in bfloat16, which single precision
+represents exactly: kept as stored and widened in registers, weights are read twice as fast without further rounding.
+Weights that are not exact in bfloat16 are kept in single precision.
 
-A sum is a chain of fused multiply-adds from zero on, in order, over so many factors (`chain`); longer sums are chains'
-sums, added one after the other. Compiled layers have one chain. Beside oneDNN's products of many rows, chains are as
-long as there: `verifier_svc/kernels/cpu/few_row_products.py` finds out how long that is here.
+A sum is a chain of `chain` fused multiply-adds from zero, in order; longer sums add chains in order. Compiled layers
+have one chain. If oneDNN computes products of many rows, chains are as long as its own, which
+`verifier_svc/kernels/cpu/few_row_products.py` determines.
 
-Weights lie in panels of `PANEL` outputs, so that a tile of rows and outputs is added up in vector registers. In
-bfloat16 a word holds the bits of two numbers, which a shift and a mask widen: output c of a panel's 32 in the lower
-half of word c, and output c + 16 in the upper one.
+Weights are in panels of `PANEL` outputs, so that a tile of rows and outputs is added up in vector registers. In
+bfloat16 a word holds the bits of two numbers, widened by a shift and a mask: output c of a panel's 32 in the lower half
+of word c, and output c + 16 in the upper one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ WordArray = npt.NDArray[np.uint32]
 Panels: TypeAlias = FloatArray | WordArray | HalfArray | npt.NDArray[np.int8]
 Inputs: TypeAlias = FloatArray | HalfArray
 
-# Numbers of a word's two halves.
+# Numbers in the halves of a vector of words.
 _PAIR = 2 * LANES
-# Sums of a tile, which stay in registers: so many outputs, of up to so many rows.
+# Tile of sums in registers: outputs, and upper bound of rows.
 PANEL = 64 if HAS_WIDE_REGISTERS else 32
 _TILE_ROWS = 6 if HAS_WIDE_REGISTERS else 2
 _PAIRS = PANEL // _PAIR
@@ -60,7 +60,7 @@ _BYTE_VECTOR = ir.VectorType(ir.IntType(8), LANES)
 
 
 class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
-    """LLVM's bfloat16, which llvmlite has no name for."""
+    """LLVM's bfloat16, which llvmlite lacks."""
 
     null = "0.0"
     intrinsic_name = "bf16"
@@ -74,7 +74,7 @@ _HALVES = ir.VectorType(_BFloat(), _PAIR)
 
 
 def _word_of(_typing: Any, number: Any) -> Any:
-    """The bits of a number in single precision, for compiled code."""
+    """Bits of a single-precision number, for compiled code."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], WORD)
@@ -86,7 +86,7 @@ _bits: Any = intrinsic(_word_of)
 
 
 def packed_panels(weights: HalfArray) -> WordArray:
-    """Weights [out, in] as panels [ceil(out / PANEL), in, PANEL / 2], the last one's missing outputs zero."""
+    """Weights [out, in] as panels [ceil(out / PANEL), in, PANEL / 2], padded with zeros."""
     num_inputs = weights.shape[1]
     whole = _whole_panels(weights)
     pairs = whole.reshape(len(whole), _PAIRS, 2, LANES, num_inputs).astype(np.uint32)
@@ -105,14 +105,14 @@ def float_panels(weights: FloatArray) -> FloatArray:
 
 
 def byte_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-    """Weights [out, in] of 8 bits, without their scales, as panels [ceil(out / PANEL), in, PANEL]."""
+    """Weights [out, in] of 8 bits, without scales, as panels [ceil(out / PANEL), in, PANEL]."""
     return np.ascontiguousarray(_whole_panels(weights).transpose(0, 2, 1))
 
 
 def pair_panels(weights: HalfArray) -> HalfArray:
-    """Weights [out, in] as panels [ceil(out / PANEL), in / 2, PANEL, 2], for the processor's own product of pairs.
+    """Weights [out, in] as panels [ceil(out / PANEL), in / 2, PANEL, 2], for the processor's dot product of pairs.
 
-    Its inputs are in bfloat16, too; an even number of them.
+    Inputs are in bfloat16 too, and even in number.
     """
     whole = _whole_panels(weights)
     split = whole.reshape(len(whole), PANEL, -1, 2)
@@ -123,7 +123,7 @@ def pair_panels(weights: HalfArray) -> HalfArray:
 
 
 def _whole_panels(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Weights [out, in] as [ceil(out / PANEL), PANEL, in], what is missing zero."""
+    """Weights [out, in] as [ceil(out / PANEL), PANEL, in], padded with zeros."""
     num_outputs, num_inputs = weights.shape
     num_panels = -(-num_outputs // PANEL)
     whole = np.zeros((num_panels * PANEL, num_inputs), weights.dtype)
@@ -137,8 +137,8 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
 
     Args:
         rows: [N, in].
-        panels: the weights, as `packed_panels` has them.
-        chain: how many factors are added up from zero on, before that is added to what was there.
+        panels: weights from `packed_panels`.
+        chain: factors added up from zero before the result is added to the previous chains'.
         biases: [out], or [0] for none.
         result: [N, out], written.
     """
@@ -165,10 +165,10 @@ def multiply_panel(
     Args:
         inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
         panels: the weights.
-        panel: which of them.
+        panel: index of the panel.
         scales: of all outputs [panels * PANEL], or [0] for none.
         biases: the same.
-        result: [N, panels * PANEL], in which the panel's columns are written.
+        result: [N, panels * PANEL]; the panel's columns are written.
     """
     begin = panel * PANEL
     add_up(inputs, panels, panels.shape[1], panel, result, begin)
@@ -183,7 +183,7 @@ def multiply_panel(
 
 
 def put_inputs(numbers: FloatArray, target: Inputs) -> None:
-    """Write numbers [n] as inputs of products: as they are, or rounded to bfloat16 where the target has its bits."""
+    """Write numbers [n] as inputs of products: unchanged, or rounded to bfloat16 for such a target."""
     write: Callable[..., None] = _put_halves if target.dtype == np.uint16 else _put_floats
     write(numbers, target)
 
@@ -202,7 +202,7 @@ def _put_floats(numbers: FloatArray, target: FloatArray) -> None:
 
 @compiled_exactly
 def _put_halves(numbers: FloatArray, target: HalfArray) -> None:
-    """To the nearest, and of two to the even one."""
+    """Round to nearest, ties to even."""
     for index in range(len(numbers)):
         bits = _bits(numbers[index])
         target[index] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -210,15 +210,15 @@ def _put_halves(numbers: FloatArray, target: HalfArray) -> None:
 
 @compiled_exactly
 def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: FloatArray, column: int) -> None:
-    """One panel's outputs of all rows, in tiles of as equal numbers of rows as there can be.
+    """One panel's outputs of all rows, in tiles of nearly equal numbers of rows.
 
     Args:
         inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
         panels: the weights.
         chain: as in `multiply`, in the panels' steps.
-        panel: which panel.
+        panel: index of the panel.
         result: [N, ...], written from `column` on.
-        column: where the panel's outputs go.
+        column: first column of the panel's outputs.
     """
     num_rows, num_steps = len(inputs), panels.shape[1]
     tiles_left = (num_rows + _TILE_ROWS - 1) // _TILE_ROWS
@@ -246,7 +246,7 @@ def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: Float
 
 
 def _tile(num_rows: int) -> Callable[..., None]:
-    """A function for compiled code that adds up one chain of so many rows and one panel.
+    """Intrinsic that adds up one chain of `num_rows` rows and one panel.
 
     Its arguments are the inputs, the panels and the result, all contiguous; the first row, the panel, the first column
     of the result, and the first step of the chain and the one after its last.
@@ -269,7 +269,7 @@ def _tile(num_rows: int) -> Callable[..., None]:
 
 
 class _Floats:
-    """How panels in single precision are read: `step_bytes` a step, `input_bytes` of inputs for it."""
+    """Panels in single precision: `step_bytes` of weights and `input_bytes` of inputs per step."""
 
     step_bytes = PANEL * NUMBER_BYTES
     input_bytes = NUMBER_BYTES
@@ -282,23 +282,23 @@ class _Floats:
         return in_every_lane(self.builder, self.builder.load(self.builder.bitcast(address, FLOAT.as_pointer())))
 
     def weights(self, address: Any) -> list[Any]:
-        """A step's weights: a vector for each `LANES` outputs."""
+        """Weights of a step, a vector per `LANES` outputs."""
         return [self.vector(address, VECTOR, at * LANES * NUMBER_BYTES) for at in range(_VECTORS)]
 
     def vector(self, address: Any, kind: Any, offset: int) -> Any:
-        """A vector of some kind, so many bytes from an address."""
+        """A vector of some type, `offset` bytes from an address."""
         place = self.builder.gep(address, [INT(offset)])
         loaded = self.builder.load(self.builder.bitcast(place, kind.as_pointer()))
         loaded.align = 1
         return loaded
 
     def added(self, total: Any, factor: Any, weight: Any) -> Any:
-        """A sum with one product more."""
+        """A sum plus one product."""
         return with_product(self.builder, total, factor, weight)
 
 
 class _Words(_Floats):
-    """Two numbers of bfloat16 in a word."""
+    """Two bfloat16 numbers per word."""
 
     step_bytes = PANEL * NUMBER_BYTES // 2
 
@@ -313,7 +313,7 @@ class _Words(_Floats):
 
 
 class _Bytes(_Floats):
-    """Whole numbers of 8 bits."""
+    """8-bit integers."""
 
     step_bytes = PANEL
 
@@ -323,7 +323,7 @@ class _Bytes(_Floats):
 
 
 class _Pairs(_Floats):
-    """Pairs of inputs and of weights in bfloat16, which one instruction multiplies and adds up."""
+    """Pairs of inputs and weights in bfloat16, for the dot-product instruction."""
 
     def factor(self, address: Any) -> Any:
         both = self.builder.load(self.builder.bitcast(address, WORD.as_pointer()))
@@ -392,7 +392,7 @@ def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows
 
 
 def _bytes(builder: Any, array: Any) -> Any:
-    """Where an array begins."""
+    """Address of an array."""
     return builder.bitcast(array.data, BYTES)
 
 

@@ -1,10 +1,10 @@
-"""Work that several threads share inside one compiled call: pieces are taken by counting, without a lock.
+"""Work shared by several threads inside one compiled call: pieces are taken by atomic counters, without locks.
 
-Every thread runs the same function over the same phases. A thread takes the next piece of a phase, computes it, and
-goes on to the next phase when all pieces of this one are done, whoever did them. A thread that comes late, because its
-core was busy, finds phases done and takes part from where the others are; nobody waits for it to come.
+Every thread runs the same function over the same phases. It takes the next piece of a phase, computes it, and proceeds
+to the next phase once all pieces are done, by any thread. A thread that starts late finds phases done and joins the
+current one; no thread waits for it to start.
 
-Numbers are those of `counters` [phases, 2, `SPREAD`]: pieces taken and pieces done, each in a cache line of its own.
+Counters are `counters` [phases, 2, `SPREAD`]: pieces taken and pieces done, each in its own cache line.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from coppice.kernels.cpu.vector_code import INT, cgutils
 
 CounterArray = npt.NDArray[np.int64]
 
-# Numbers of a cache line.
+# Numbers per cache line.
 SPREAD = 8
 _BYTES = 8
-# Looks at a counter before the core is offered to others: some ten microseconds, which most pieces take less than.
+# Polls of a counter before yielding the core: about ten microseconds, longer than most pieces.
 _LOOKS = 4000
 
 
 class SharedThreads:
-    """Threads that take part in compiled calls."""
+    """Threads for compiled calls."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -42,7 +42,7 @@ class SharedThreads:
     def call(self, function: Callable[..., None], num_threads: int, *arguments: Any) -> None:
         """Call a compiled function here and on further threads, `num_threads` in all.
 
-        It returns as soon as the work is done: a thread that has not begun by then finds nothing left to take.
+        Returns once the work is done: a thread that has not started by then finds no piece left.
         """
         if num_threads - 1 > self._num_helpers:
             self._num_helpers = num_threads - 1
@@ -54,12 +54,12 @@ class SharedThreads:
 
 
 def new_counters(num_phases: int) -> CounterArray:
-    """Counters of phases of which nothing is taken."""
+    """Zeroed counters."""
     return np.zeros((num_phases, 2, SPREAD), np.int64)
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """The address of one phase's counter."""
+    """Address of one phase's counter."""
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
     phase, which = (context.cast(builder, arguments[at], signature.args[at], types.int64) for at in (1, 2))
     index = builder.add(builder.mul(phase, INT(2 * SPREAD)), builder.mul(which, INT(SPREAD)))
@@ -67,7 +67,7 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _add_one(_typing: Any, counters: Any, phase: Any, which: Any) -> Any:
-    """Count, and return the number before; what this thread has written is there for who sees the new one."""
+    """Increment a counter, returning its previous value; releases this thread's writes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", _place(context, builder, signature, arguments), INT(1), "acq_rel")
@@ -76,7 +76,7 @@ def _add_one(_typing: Any, counters: Any, phase: Any, which: Any) -> Any:
 
 
 def _look(_typing: Any, counters: Any, phase: Any, which: Any) -> Any:
-    """A counter's number; what was written before it was counted is there."""
+    """Load a counter; acquires writes made before its increments."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(_place(context, builder, signature, arguments), "acquire", _BYTES)
@@ -85,7 +85,7 @@ def _look(_typing: Any, counters: Any, phase: Any, which: Any) -> Any:
 
 
 def _yield_core(_typing: Any) -> Any:
-    """Offer the core to other threads."""
+    """Yield the core to other threads."""
 
     def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if sys.platform != "win32":
@@ -96,7 +96,7 @@ def _yield_core(_typing: Any) -> Any:
     return types.void(), generate
 
 
-# For compiled code alone.
+# For compiled code only.
 add_one: Any = intrinsic(_add_one)
 look: Any = intrinsic(_look)
 yield_core: Any = intrinsic(_yield_core)
@@ -104,19 +104,19 @@ yield_core: Any = intrinsic(_yield_core)
 
 @compiled_exactly
 def take(counters: CounterArray, phase: int) -> int:
-    """The number of the next piece of a phase; beyond the last piece there is nothing left to take."""
+    """Index of the next piece of a phase; beyond the last piece none is left."""
     return int(add_one(counters, phase, 0))
 
 
 @compiled_exactly
 def done(counters: CounterArray, phase: int) -> None:
-    """A piece of a phase is computed."""
+    """Count a piece of a phase as computed."""
     add_one(counters, phase, 1)
 
 
 @compiled_exactly
 def wait_for(counters: CounterArray, phase: int, num_pieces: int) -> None:
-    """Wait until all pieces of a phase are done, for as long as the threads that have taken them need."""
+    """Wait until all pieces of a phase are computed."""
     looks = 0
     while look(counters, phase, 1) < num_pieces:
         looks += 1

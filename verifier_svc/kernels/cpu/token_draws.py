@@ -1,10 +1,10 @@
-"""Tokens drawn from rows of logits, compiled: bias, penalties, temperature, cuts and noise in a few sweeps over a row.
+"""Compiled draws of tokens from logits: bias, penalties, temperature, cuts and noise in a few sweeps over a row.
 
-A drawn token is the one that `argmax(scores / T + noise)` has in double precision over the tokens that no cut takes. No
-vocabulary is sorted, and no noise is kept. A sweep bounds every token's noisy score from above, in single precision and
-without a logarithm; those few whose bound reaches the best so far are computed as the definition says. Of `top_p` only
-one question matters, whether it keeps the drawn token: the weights of likelier tokens, added up, answer it. A token
-that is cut takes all below with it, and the draw is done again among those above.
+The token drawn is the argmax of scores / T + noise in double precision over tokens that no cut removes. No vocabulary
+is sorted and no noise is stored. A sweep bounds every token's noisy score from above, in single precision and without
+a logarithm; the few whose bound reaches the best so far are computed exactly. For `top_p`, only membership of the drawn
+token matters: the sum of likelier tokens' weights decides it. A cut token cuts all below it, and the draw is repeated
+among those above.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# In place of a token: the parameters forbid every token; rounding decides whether `top_p` keeps one.
+# Results in place of a token: the parameters forbid every token; rounding decides whether `top_p` keeps one.
 NOTHING_ALLOWED, UNDECIDED = -1, -2
 # Columns of `rows`.
 ROW, SEQUENCE, POSITION, PATH_START, PATH_STOP, FORBIDS_END = range(6)
-# Columns of `whole`: seed and top_k; then where lists of `tokens` begin, each of which ends where the next one begins.
+# Columns of `whole`: seed and top_k; then starts of lists in `tokens`, each ending at the next start.
 SEED, TOP_K, HISTORY, BIAS, ALLOWED, BAD, ENDS, LISTS_END = range(8)
 # Columns of `real`.
 TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY, NEAR_TIE_GAP = range(7)
 
-# Tokens whose bounds are computed together: what is written of them stays in the first cache.
+# Tokens whose bounds are computed together: their scratch stays in the L1 cache.
 _BLOCK = 512
 _LN_2 = 0.6931471805599453
-# The largest noise that there is is -log(-log(1 - 2^-33)).
+# The largest noise, -log(-log(1 - 2^-33)).
 _MOST_NOISE = np.float32(22.9)
-# How far bounds may be too low by rounding.
+# Margin for rounding of bounds.
 _MARGIN = 1e-3
 # Relative error of sums of weights in single precision.
 _WEIGHT_ERROR = 1e-5
 _LOWEST = np.float32(-np.inf)
-# Slope and offset of a bound on the noise in the bits of a number: -log x is at most that of its exponent and, as if
-# log were straight between powers of two, of its fraction.
+# Slope and offset of an upper bound of the noise in a number's bits: -log x is at most that of its exponent and, by
+# linear interpolation between powers of two, of its fraction.
 _BITS_SLOPE = np.float32(_LN_2 / 2**23)
 _BITS_OFFSET = np.float32(_LN_2 * (32 + 127))
 _LARGEST_INVERSE = 1e30
 
 
 class Work(NamedTuple):
-    """Room of one thread: maxima of blocks [blocks], and of one block words, their numbers and bounds [_BLOCK]."""
+    """Scratch of one thread: maxima of blocks [blocks], and words, numbers and bounds of one block [_BLOCK]."""
 
     maxima: FloatArray
     words: npt.NDArray[np.uint32]
@@ -60,9 +60,9 @@ class Work(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Scores [vocab] with their largest, over a temperature, and the position's noise; `low` is the least kept score.
+    """Scores [vocab] with their maximum, temperature, and the position's noise; `low` is the least kept score.
 
-    `floor` is what `min_p` leaves, over the temperature.
+    `floor` is the least score kept by `min_p`, over the temperature.
     """
 
     scores: FloatArray
@@ -87,17 +87,18 @@ def draw_rows(
     draws: IntArray,
     counters: CounterArray,
 ) -> None:
-    """Draw a token from each of some rows, on every thread that runs this.
+    """Draw a token from each row, shared by all threads that run this.
 
     Args:
         logits: [K, vocab].
-        rows: [R, 6]: of the logits; of `whole` and `real`; the absolute position; the part of `tokens` that is the
-            path from the root to the row's node; whether tokens that end the output are forbidden.
-        whole: [sequences, 8], and `real` [sequences, 7]: their parameters, by the columns above.
+        rows: [R, 6]: indices into the logits, and into `whole` and `real`; absolute position; range of `tokens` with
+        the
+            path from the root to the row's node; whether end tokens are forbidden.
+        whole: [sequences, 8], and `real` [sequences, 7]: parameters, by the columns above.
         real: see there.
         tokens: [N]: lists of tokens, and
-        values: [N]: how often the output had each of the history and, before it, each of the path; or its bias.
-        mask: [vocab], which tokens the output's form allows; [0] without one.
+        values: [N]: counts in the output of the history's tokens and, before it, of the path's; or biases.
+        mask: [vocab], tokens allowed by the grammar; [0] without one.
         draws: [R, 2], written: the token, and whether it was a near-tie.
         counters: one phase.
     """
@@ -123,7 +124,7 @@ def draw_rows(
 
 @compiled_exactly
 def new_work(vocab: int) -> Work:
-    """Room for rows of a vocabulary."""
+    """Scratch for rows of a vocabulary."""
     return Work(
         np.empty((vocab + _BLOCK - 1) // _BLOCK, np.float32),
         np.empty(_BLOCK, np.uint32),
@@ -150,7 +151,7 @@ def edit(
     mask: npt.NDArray[np.bool_],
     scores: FloatArray,
 ) -> None:
-    """Scores [vocab] of a row of logits: penalties with the row's own history, bias, then what is forbidden."""
+    """Scores [vocab] of a row of logits: penalties with the row's own history, bias, then forbidden tokens."""
     scores[:] = logits
     _penalise(logits, row, lists, numbers, tokens, values, scores)
     for at in range(lists[BIAS], lists[ALLOWED]):
@@ -181,7 +182,7 @@ def _penalise(
     values: DoubleArray,
     scores: FloatArray,
 ) -> None:
-    """The scores of tokens that came before, in the prompt, the output or the path."""
+    """Penalise tokens of the prompt, the output and the path."""
     for at in range(lists[HISTORY], lists[BIAS]):
         token = tokens[at]
         scores[token] = _penalised(logits[token], values[at], numbers)
@@ -194,7 +195,7 @@ def _penalise(
 
 @compiled_exactly
 def _penalised(score: np.float32, count: float, numbers: DoubleArray) -> np.float32:
-    """A score of a token that came before, `count` times in the output."""
+    """Penalised score of a token with this count in the output."""
     penalty = np.float32(numbers[REPETITION])
     if penalty != np.float32(1):
         score = score / penalty if score > 0 else score * penalty
@@ -206,7 +207,7 @@ def _penalised(score: np.float32, count: float, numbers: DoubleArray) -> np.floa
 
 @compiled_exactly
 def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArray, work: Work) -> tuple[int, bool]:
-    """The token of a row, and whether it was a near-tie."""
+    """Token of a row, and whether it was a near-tie."""
     peak = _fill_maxima(scores, work.maxima)
     if peak == _LOWEST:
         return NOTHING_ALLOWED, False
@@ -254,7 +255,7 @@ def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArr
 
 @compiled_exactly
 def _fill_maxima(scores: FloatArray, maxima: FloatArray) -> np.float32:
-    """The largest score of each block [blocks] and of all."""
+    """Largest score of each block [blocks] and of all."""
     bits, largest_bits = scores.view(np.int32), maxima.view(np.int32)
     peak = _LOWEST
     for block in range(len(maxima)):
@@ -271,7 +272,7 @@ def _fill_maxima(scores: FloatArray, maxima: FloatArray) -> np.float32:
 
 @compiled_exactly
 def _first_peak(scores: FloatArray, peak: np.float32, maxima: FloatArray) -> int:
-    """The first token that has the largest score."""
+    """First token with the largest score."""
     for block in range(len(maxima)):
         if maxima[block] == peak:
             for token in range(block * _BLOCK, min((block + 1) * _BLOCK, len(scores))):
@@ -282,12 +283,12 @@ def _first_peak(scores: FloatArray, peak: np.float32, maxima: FloatArray) -> int
 
 @compiled_exactly
 def _kth_largest(scores: FloatArray, k: int, maxima: FloatArray) -> np.float32:
-    """The k-th largest score; -inf where there are fewer."""
+    """The k-th largest score; -inf if there are fewer."""
     if k > len(scores):
         return _LOWEST
     if k > len(maxima):
         return _selected(scores, k)
-    # As many blocks have a score that is no smaller: the k-th largest of all cannot be smaller either.
+    # k blocks have a score at least as large, so the k-th largest of all is too.
     low = _selected(maxima, k)
     count, found = 0, np.empty(np.count_nonzero(maxima >= low) * _BLOCK, np.float32)
     for block in range(len(maxima)):
@@ -301,7 +302,7 @@ def _kth_largest(scores: FloatArray, k: int, maxima: FloatArray) -> np.float32:
 
 @compiled_exactly
 def _selected(numbers: FloatArray, k: int) -> np.float32:
-    """The k-th largest of some numbers, found bit by bit."""
+    """The k-th largest number, by bisection of its bits."""
     bits, answer = numbers.view(np.int32), np.empty(1, np.float32)
     least, most = np.int64(-(2**31)), np.int64(2**31 - 1)
     while least < most:
@@ -319,16 +320,16 @@ def _selected(numbers: FloatArray, k: int) -> np.float32:
 
 @compiled_exactly
 def _key(bits: np.int32) -> np.int32:
-    """A number's bits as a whole number in the same order, and back: below zero all but the sign are turned round."""
+    """A float's bits as an order-preserving integer, and back: negative ones have all but the sign inverted."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @compiled_exactly
 def _noisiest(row: Row, at: np.float32, before: int, first: int, slack: float, work: Work) -> tuple[int, float, float]:
-    """The token of the highest score with noise among some, its noisy score, and the second highest one.
+    """Token of the highest noisy score among candidates, that score, and the second highest.
 
-    They are those with a score above `at`, and those before the token `before` that have just this score; that `min_p`
-    leaves; and `first`, which has the largest score of all. The second is found if it is within `slack`.
+    Candidates are scores above `at`, tokens before `before` with this score, as far as `min_p` keeps them; and `first`,
+    which has the largest score of all. The second is exact if within `slack`.
     """
     scores, temperature = row.scores, row.temperature
     base = np.float64(row.peak) / temperature
@@ -363,10 +364,10 @@ def _noisiest(row: Row, at: np.float32, before: int, first: int, slack: float, w
 def _fill_bounds(
     scores: FloatArray, peak: np.float32, inverse: np.float32, at: np.float32, threshold: np.float32, work: Work
 ) -> int:
-    """Bounds of a block's noisy scores, over what the peak has without noise; how many reach `threshold`."""
+    """Bounds of a block's noisy scores relative to the peak's score; returns the number that reach `threshold`."""
     words, numbers, bounds = work.words, work.numbers, work.bounds
     for index in range(len(scores)):
-        # 2^32 (1 - u), which 2^32 (-log u) is not below.
+        # 2^32 (1 - u), a lower bound of 2^32 (-log u).
         numbers[index] = np.float32(~words[index]) + np.float32(0.5)
     bits = numbers.view(np.int32)
     count = 0
@@ -385,13 +386,13 @@ def _token_noise(row: Row, token: int, work: Work) -> float:
 
 @compiled_exactly
 def _noise(word: np.uint32) -> float:
-    """The Gumbel number of a word, as `coppice.core.noise` defines it."""
+    """Gumbel noise of a word, as defined in `coppice.core.noise`."""
     return -_logarithm(-_logarithm((np.float64(word) + 0.5) / 4294967296.0))
 
 
 @compiled_exactly
 def _logarithm(number: float) -> float:
-    """log of a positive number, the same bits on every processor: log(m 2^n) by the series of 2 artanh((m-1)/(m+1))."""
+    """Logarithm with the same bits on every processor: log(m 2^n) by the series of 2 artanh((m-1)/(m+1))."""
     fraction, exponent = math.frexp(number)
     if fraction < 0.7071067811865476:
         fraction *= 2.0
@@ -406,9 +407,9 @@ def _logarithm(number: float) -> float:
 
 @compiled
 def _weights(row: Row, at: np.float32, before: int, work: Work) -> tuple[float, float]:
-    """Weights of all tokens that `top_k` keeps, relative to the largest one's: of those above one, and of all.
+    """Weights of all tokens kept by `top_k`, relative to the largest: of those above a token, and of all.
 
-    Above are higher scores than `at`, and tokens before `before` with this score.
+    Above are scores higher than `at`, and tokens before `before` with this score.
     """
     scores, powers = row.scores, work.bounds
     above, total, equal = 0.0, 0.0, 0
@@ -435,7 +436,7 @@ def _weights(row: Row, at: np.float32, before: int, work: Work) -> tuple[float, 
 
 @compiled_exactly
 def _best_rival(row: Row, chosen: int, least: float, work: Work) -> np.float32:
-    """The largest score of another token whose noisy score is above `least`, whatever is cut; -inf without one."""
+    """Largest score of another token with a noisy score above `least`, ignoring cuts; -inf without one."""
     scores, temperature = row.scores, row.temperature
     base = np.float64(row.peak) / temperature
     threshold = np.float32(least - base - _MARGIN - abs(base) * 1e-15)
@@ -458,11 +459,11 @@ def _best_rival(row: Row, chosen: int, least: float, work: Work) -> np.float32:
 
 @compiled_exactly
 def _may_leave(row: Row, token: int, slack: float, top_k: int, top_p: float, log_min_p: float, work: Work) -> bool:
-    """Whether rounding could cut off a token that is kept: its own score falls, and those above it rise."""
+    """Whether rounding could cut a kept token: its own score falls, and those above it rise."""
     score = row.scores[token]
     near = np.float32(score - slack * row.temperature)
     if row.low > _LOWEST and _kth_largest(row.scores, top_k + 1, work.maxima) > near:
-        # The best of those that are cut would take its place.
+        # The best cut token would take its place.
         return True
     if top_p < 1:
         above, total = _weights(row, near, 0, work)

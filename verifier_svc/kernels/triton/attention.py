@@ -1,7 +1,7 @@
-"""Tree attention on GPUs: three Triton kernels over keys and values in place. Importing it fails without Triton.
+"""Tree attention on GPUs: three Triton kernels over the paged cache in place. Import fails without Triton.
 
-A row's result does not depend on the batch around it, see triton_kernels.py; it does depend on the tree, whose rows lie
-in other places than the same tokens in plain decoding. So strict mode does not use this kernel.
+A row's result does not depend on the batch, see triton_kernels.py; it does depend on the tree, whose rows have other
+places than the same tokens in plain decoding. Strict mode therefore does not use this kernel.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from verifier_svc.kernels.triton.plan import (
     PassTensors,
 )
 
-# What compiling or launching a kernel may raise: Triton's own errors, those of the driver, of the compiler of launchers
-# and of the directory of compiled kernels.
+# Exceptions when compiling or launching a kernel: of Triton, the driver, the launcher's compiler and the kernel cache.
 TRITON_FAILURES = (TritonError, RuntimeError, OSError, subprocess.SubprocessError)
 
-# Query heads of one key head that a tile takes at most; larger groups are read in parts.
+# Upper bound of query heads of one key head in a tile; larger groups are read in parts.
 _MOST_HEADS = 8
-# Smaller matrices are not multiplied by the device's matrix units.
+# Smallest matrix for the tensor cores.
 _LEAST_TILE = 16
-# Larger heads need more memory beside the cores than any device has.
+# Larger heads exceed shared memory.
 _MOST_SIZE = 256
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Programs that share the work for one head, if there is so much.
+# Upper bound of programs per head.
 _PROGRAMS = 64
 
 
 class TritonKernel:
-    """Keys and values in blocks [kv_heads, BLOCK_SIZE, size], read where they lie."""
+    """Keys and values in blocks [kv_heads, BLOCK_SIZE, size], read in place."""
 
     def __init__(self, device: torch.device, programs: int = _PROGRAMS) -> None:
         self.device = device
@@ -56,19 +55,19 @@ class TritonKernel:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
+        """Bytes per token over all layers seen so far."""
         return self._pools.bytes_per_slot
 
     def allocate(self, num_blocks: int) -> None:
-        """Start over with room for this many blocks."""
+        """Allocate this many blocks, dropping contents."""
         self._pools.allocate(num_blocks)
 
     def layout(self, plan: PassPlan) -> Layout:
-        """Passes of one layout are read from the same addresses."""
+        """Passes of one layout use the same addresses."""
         return Layout.of(plan)
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
-        """The next calls belong to this plan; before, slots move."""
+        """Move slots and begin a pass."""
         if len(sources):
             self._pools.move(sources, destinations)
         layout = self.layout(plan)
@@ -80,10 +79,10 @@ class TritonKernel:
         self._has_gaps = any(segment.places is not None for segment in plan.segments)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """As `AttentionKernel` has it; knows every rule, in single and half precision, for heads of at most 256."""
+        """See `AttentionKernel`; supports every rule, in single and half precision, for heads of at most 256."""
         if rule.sliding_window is not None and self._has_gaps:
-            # It finds a key's position by its row's number.
-            raise KernelLimitError("the Triton kernel knows no window in passes that nodes were pruned from")
+            # A key's position is computed from its row number.
+            raise KernelLimitError("the Triton kernel does not support sliding windows in pruned passes")
         shape = HeadShape(query.shape[0], key.shape[0], query.shape[-1], value.shape[-1])
         if query.dtype not in _DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
             raise KernelLimitError(f"the Triton kernel does not know {query.dtype} queries beside {key.dtype} keys")
@@ -122,7 +121,7 @@ class TritonKernel:
     def _attend_parts(
         self, shape: HeadShape, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
     ) -> tuple[Tensor, Tensor]:
-        """Sums of weighted values, and the highest score and the sum of weights, of every item and head."""
+        """Weighted sums of values, and the highest score and sum of weights, for every item and head."""
         rows = self._rows
         num_items = rows.items.shape[0]
         places = num_items * shape.chunks * shape.tile
@@ -178,7 +177,7 @@ class TritonKernel:
             VALUE_WIDTH=shape.columns["VALUE_WIDTH"],
             HAS_SINKS=sinks is not None,
             num_warps=4,
-            # Rounds as `attend_items` does where it joins parts itself.
+            # Same rounding as in `attend_items`, which joins parts too.
             enable_fp_fusion=False,
         )
         return output
@@ -186,7 +185,7 @@ class TritonKernel:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """A layer's heads and how tiles hold them."""
+    """A layer's heads and their arrangement in tiles."""
 
     heads: int
     kv_heads: int
@@ -195,12 +194,12 @@ class HeadShape:
 
     @property
     def group(self) -> int:
-        """Query heads of a key head."""
+        """Query heads per key head."""
         return self.heads // self.kv_heads
 
     @property
     def heads_per_tile(self) -> int:
-        """Query heads that a tile takes, a power of two."""
+        """Query heads per tile, a power of two."""
         return min(_MOST_HEADS, _power_of_two(self.group))
 
     @property
@@ -210,17 +209,17 @@ class HeadShape:
 
     @property
     def chunks(self) -> int:
-        """Tiles beside each other that hold all heads."""
+        """Tiles that together hold all heads."""
         return self.kv_heads * -(-self.group // self.heads_per_tile)
 
     @property
     def tiles(self) -> dict[str, int]:
-        """What the kernels want to know of the heads."""
+        """Kernel arguments for heads."""
         return {"GROUP": self.group, "HEADS": self.heads_per_tile, "TILE": self.tile}
 
     @property
     def columns(self) -> dict[str, int]:
-        """What the kernels want to know of keys and values. Widths are what tiles reserve."""
+        """Kernel arguments for keys and values. Widths are reserved by tiles."""
         widths = (max(_LEAST_TILE, _power_of_two(size)) for size in (self.size, self.value_size))
         return {
             "SIZE": self.size,
@@ -234,5 +233,5 @@ def _with_adjacent_columns(tensor: Tensor) -> Tensor:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two that is no less."""
+    """Smallest power of two of at least `number`."""
     return 1 << (number - 1).bit_length()

@@ -1,12 +1,11 @@
-"""Device code of tree attention, in Triton: store new keys and values, attend to parts of a context, join the parts.
+"""Device code of tree attention in Triton: store new keys and values, attend to parts of a context, join the parts.
 
 A row's result is a function of its own query and of the keys that it sees, by their places in its sequence. Tiles have
-one size, a tile of keys is a block of the cache, and a context is always cut at the same positions: what a row does not
-see adds exact zeros, whoever else is in the pass. Products and sums are not fused, so that both places that join parts
-round alike.
+one size, a tile of keys is a block of the cache, and contexts are cut at fixed positions: invisible keys add exact
+zeros, in every batch. Products and sums are not fused, so that both places that join parts round alike.
 
-Importing this fails where Triton is not installed. With TRITON_INTERPRET=1 in the environment, the same code runs on
-the CPU, in Triton's interpreter.
+Import fails without Triton. With TRITON_INTERPRET=1 in the environment, the code runs on the CPU, in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ def attend_items(
 ) -> None:
     """Attention of a few rows to a part of their context, without the division by the sum of weights.
 
-    Grid (any number, key heads x chunks of HEADS query heads): programs take items in turn, so that a launch that
-    was recorded suits any number of them. A tile has TILE places, for rows times HEADS heads.
+    Grid (any number, key heads x chunks of HEADS query heads): programs take items in turn, so that a captured launch
+    serves any number of them. A tile has TILE places, for rows times HEADS heads.
     """
     chunks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     chunk = tl.program_id(1)
@@ -112,7 +111,7 @@ def attend_items(
             mask=is_row[:, None] & (column < SIZE)[None, :],
             other=0.0,
         )
-        # A pending row sees all up to itself; a node sees the pending rows, and those that its bits name.
+        # A pending row sees all up to itself; a node sees the pending rows, and those in its bits.
         run = context + tl.minimum(row - segment_row + 1, num_pending)
         lowest = 0
         if HAS_WINDOW:
@@ -151,14 +150,14 @@ def attend_items(
                 visible = (key[None, :] < run[:, None]) | ((word >> (node & 31)[None, :]) & 1 == 1)
                 visible = visible & (key < last_key)[None, :]
                 if HAS_WINDOW:
-                    # A node's place in the text is not its place in the cache.
+                    # A node's position in the text differs from its place in the cache.
                     node_position = tl.load(positions + segment_row + num_pending + node, mask=is_node, other=0)
                     key_position = tl.where(is_node, node_position, key)
                     visible = visible & (position[:, None] - key_position[None, :] < window)
                 scores = tl.where(visible, scores, float("-inf"))
 
                 higher = tl.maximum(split_best, tl.max(scores, 1))
-                # Where nothing is visible yet, infinity must not be subtracted from itself.
+                # Avoids inf - inf before the first visible key.
                 shift = tl.where(higher == float("-inf"), 0.0, higher)
                 fade = tl.exp(split_best - shift)
                 weights = tl.exp(scores - shift[:, None])
@@ -202,7 +201,7 @@ def join_parts(
     VALUE_WIDTH: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ) -> None:
-    """The output of tiles from their parts, in order; grid as for `attend_items`. Rows without a part become 0."""
+    """Output of tiles from their parts, in order; grid as for `attend_items`. Rows without a part become 0."""
     chunks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     chunk = tl.program_id(1)
     place = tl.arange(0, TILE)
@@ -229,7 +228,7 @@ def join_parts(
             best, old, new = _join(best, tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32))
             weight = weight * old + new
             sums = sums * old[:, None]
-        # Only padding has no part and weighs nothing.
+        # Only padding has no part, and a weight of 0.
         mean = sums / tl.where(weight == 0, 1.0, weight)[:, None]
         row = first_row + place // HEADS
         begin = (row * (tl.num_programs(1) // chunks * GROUP) + head) * VALUE_SIZE
@@ -238,7 +237,7 @@ def join_parts(
 
 @triton.jit
 def _join(best: tl.tensor, other: tl.tensor) -> tl.tuple:
-    """The higher of two highest scores, and the factors that bring sums of either to it."""
+    """The larger of two maxima, and factors that rescale sums of either to it."""
     higher = tl.maximum(best, other)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     return higher, tl.exp(best - shift), tl.exp(other - shift)

@@ -1,7 +1,7 @@
-"""A pass as the numbers that the Triton kernels read: one array on the host, copied to the device at once.
+"""A pass as arrays for the Triton kernels: one array on the host, copied to the device at once.
 
-Arrays have a few sizes only (`Layout`), and each size has its place on the device for good: what is recorded of a pass
-reads the next pass of the same layout from the same addresses.
+Arrays have a few sizes only (`Layout`), each with a fixed place on the device: a captured pass reads the next pass of
+the same layout from the same addresses.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.pass_plan import PassPlan, Segment
 
-# Rows of a segment that a tile holds, each with several query heads. Never another number: see triton_kernels.py.
+# Rows of a segment per tile, each with several query heads. A constant: see triton_kernels.py.
 TILE_ROWS = 8
-# A context is cut at multiples of this many keys, whoever reads it.
+# Contexts are cut at multiples of this many keys, for every reader.
 SPLIT = 4 * BLOCK_SIZE
-# Work for one key head that keeps a GPU busy; where cutting makes more of it than this, contexts stay whole.
+# Parts per key head that keep a GPU busy; contexts stay whole if there would be more.
 MOST_PARTS = 256
-# Numbers of an item: first row, rows, segment's first row, cached tokens, pending rows, begin of its block table, and
-# the first and the one behind the last key.
+# Fields of an item: first row, rows, segment's first row, cached tokens, pending rows, start of its block table, first
+# key, and the one after the last.
 ITEM_FIELDS = 8
-# Numbers of a tile: first row, rows, first item, items.
+# Fields of a tile: first row, rows, first item, items.
 TILE_FIELDS = 4
 
 _LEAST_ROWS = 8
 _LEAST_WORDS = 2
 _LEAST_TABLE = 4096
-# 16 bytes: arrays begin where the device reads fastest.
+# 16 bytes, the device's preferred alignment.
 _ALIGNMENT = 4
 _BITS = 32
 
@@ -45,7 +45,7 @@ Int32Array = npt.NDArray[np.int32]
 class Layout:
     """Sizes of a pass's arrays, powers of two: rows, items, words of a row's ancestor bits, entries of block tables.
 
-    Passes of up to `MOST_PARTS` rows have room for as many items: there are no more tiles than rows.
+    Passes of up to `MOST_PARTS` rows have room for as many items, since there are no more tiles than rows.
     """
 
     rows: int
@@ -55,7 +55,7 @@ class Layout:
 
     @classmethod
     def of(cls, plan: PassPlan) -> Layout:
-        """The smallest layout that a pass fits into."""
+        """Smallest layout that holds a pass."""
         most_nodes = max((_num_places(segment) - segment.num_pending for segment in plan.segments), default=0)
         table = sum(len(segment.table) for segment in plan.segments)
         num_tiles = sum(len(_tiles(segment)) for segment in plan.segments)
@@ -75,7 +75,7 @@ class Layout:
 
 
 class PassArrays(NamedTuple):
-    """Views of one flat array. `bits` name a node's ancestors and itself by their numbers."""
+    """Views of one flat array. `bits` are a node's ancestors and itself, by index."""
 
     num_tiles: Int32Array
     num_items: Int32Array
@@ -88,7 +88,7 @@ class PassArrays(NamedTuple):
 
 
 class PassTensors(NamedTuple):
-    """The same on the device."""
+    """`PassArrays` on the device."""
 
     num_tiles: Tensor
     num_items: Tensor
@@ -101,7 +101,7 @@ class PassTensors(NamedTuple):
 
 
 class PassBuffers:
-    """One layout's place on the host and on the device."""
+    """Buffers of one layout on the host and on the device."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         sizes = [_aligned(int(np.prod(shape))) for shape in layout.shapes]
@@ -113,9 +113,9 @@ class PassBuffers:
         self.tensors = PassTensors(*_views(self._device, layout, sizes))
 
     def load(self, plan: PassPlan, scratch_slot: int) -> None:
-        """Put a pass's numbers in their place; rows of padding are written to `scratch_slot`."""
+        """Copy a pass to the device; rows of padding are written to `scratch_slot`."""
         if self._copied is not None:
-            # The host's side may still be on its way: nobody has waited for a pass without logits.
+            # The last copy may still be running: a pass without logits is not awaited.
             self._copied.synchronize()
         fill(plan, self._arrays, scratch_slot)
         self._device.copy_(self._host, non_blocking=True)
@@ -124,7 +124,7 @@ class PassBuffers:
 
 
 def fill(plan: PassPlan, arrays: PassArrays, scratch_slot: int) -> None:
-    """Describe a pass. Rows of padding are in tiles without items."""
+    """Fill the arrays for a pass. Rows of padding are in tiles without items."""
     arrays.write_slots.fill(scratch_slot)
     arrays.write_slots[: plan.num_rows] = plan.write_slots
     arrays.positions[: len(plan.positions)] = plan.positions
@@ -155,9 +155,9 @@ def fill(plan: PassPlan, arrays: PassArrays, scratch_slot: int) -> None:
 
 
 def ancestor_bits(parents: tuple[int, ...], nodes: Sequence[int], words: int) -> Int32Array:
-    """For each node, the bits of its ancestors and its own [nodes, words], the lowest first.
+    """Bits of each node's ancestors and itself [nodes, words], lowest first.
 
-    A node's bit is its number in `nodes`, which is another one than its own where nodes are gone.
+    A node's bit is its entry in `nodes`, which differs from its index after pruning.
     """
     paths: list[int] = []
     for node, parent in zip(nodes, parents, strict=True):
@@ -168,7 +168,7 @@ def ancestor_bits(parents: tuple[int, ...], nodes: Sequence[int], words: int) ->
 
 
 def _num_places(segment: Segment) -> int:
-    """Places behind the context, up to the last row's."""
+    """Places after the context, up to the last row's."""
     return segment.num_pending + len(segment.parents) if segment.places is None else int(segment.places[-1]) + 1
 
 
@@ -178,7 +178,7 @@ def _tiles(segment: Segment) -> range:
 
 
 def _last_key(segment: Segment, first: int) -> int:
-    """The key behind the last one that a tile may see, as a place in the sequence."""
+    """End of the keys that a tile may see, as a place in the sequence."""
     last = min(first + TILE_ROWS, segment.stop) - segment.start
     return segment.num_context + (last if segment.places is None else int(segment.places[last - 1]) + 1)
 
@@ -188,20 +188,20 @@ def _num_cuts(segment: Segment, first: int) -> int:
 
 
 def _cuts(last_key: int, is_cut: bool) -> list[tuple[int, int]]:
-    """The parts of a tile's context that are read side by side."""
+    """Parts of a tile's context that are read in parallel."""
     if not is_cut:
         return [(0, last_key)]
     return [(start, min(start + SPLIT, last_key)) for start in range(0, last_key, SPLIT)]
 
 
 def _views(flat: Tensor, layout: Layout, sizes: list[int]) -> list[Tensor]:
-    """The parts of a flat array, in the shapes of a layout."""
+    """Parts of a flat array in the shapes of a layout."""
     shapes = layout.shapes
     return [part[: int(np.prod(shape))].view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
 def _at_least(least: int, number: int) -> int:
-    """The smallest power of two that is no less than either; `least` is one itself."""
+    """Smallest power of two of at least both; `least` is one itself."""
     return max(least, 1 << max(0, number - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""A pass as bytes, for processes that compute it together: one array of whole numbers, eight bytes each."""
+"""A pass as bytes for other ranks: one array of 64-bit integers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan, Segment
 
-# Arrays of a message that belong to the whole pass; three more follow for every segment.
+# Arrays of the whole pass in a message; three more follow per segment.
 _SHARED_ARRAYS = 8
 _SEGMENT_ARRAYS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PassStep:
-    """A plan, and the slots whose keys and values move from `sources` to `destinations` before it."""
+    """A plan, and slots to move from `sources` to `destinations` before it."""
 
     plan: PassPlan
     sources: IntArray
@@ -24,7 +24,7 @@ class PassStep:
 
 
 def encode(step: PassStep) -> bytes:
-    """How many arrays there are, their lengths, then the arrays one after the other."""
+    """Number of arrays, their lengths, then the arrays in order."""
     plan = step.plan
     arrays = [
         plan.token_ids,
@@ -44,7 +44,7 @@ def encode(step: PassStep) -> bytes:
 
 
 def decode(message: bytearray) -> PassStep:
-    """The step of a message; its arrays lie in the message, which must not be changed any more."""
+    """Decode a message; the arrays are views of it, so it must not be changed."""
     numbers = np.frombuffer(message, np.int64)
     count = int(numbers[0])
     arrays = np.split(numbers[1 + count :], np.cumsum(numbers[1:count]))

@@ -1,6 +1,6 @@
-"""A target of which this process holds a part: every rank runs every pass, over the plan that rank 0 made.
+"""Tensor-parallel target: every rank runs every pass, by the plan made on rank 0.
 
-A rank's attention sees its own heads only, so its keys and values are those heads' and nothing else has to know.
+A rank's attention and KV cache cover its own heads only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from verifier_svc.model.target_model import TargetModel
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among `size` that hold the target together.
+    """This process among the `size` ranks of a target.
 
-    `share` gives every rank the step that rank 0 brings; what others bring is ignored. `meet` returns when all have
-    loaded their parts. `fail` is told why a pass broke off; on rank 0 it ends the process.
+    `share` gives every rank the step of rank 0; others' arguments are ignored. `meet` returns once all have loaded
+    their parts. `fail` gets the reason of a failed pass; on rank 0 it ends the process.
     """
 
     size: int
@@ -32,31 +32,30 @@ class Ranks:
 
 
 class ShardedTarget(TargetModel):
-    """Loading and probing run on every rank in step; later rank 0 calls `forward`, and the others follow by `run`."""
+    """Loading and probing run on every rank in step; then rank 0 calls `forward`, and the others follow by `run`."""
 
     def __init__(self, *arguments: Any, ranks: Ranks, **settings: Any) -> None:
-        """As `TargetModel` has it."""
+        """See `TargetModel`."""
         super().__init__(*arguments, **settings)
         self._ranks = ranks
 
     def can_split(self, plan: PassPlan) -> bool:
-        """No pass gives its logits in blocks: every rank runs the whole of it in one go."""
+        """Never: every rank runs a pass as a whole."""
         return False
 
     def forward(self, plan: PassPlan) -> Tensor:
-        """As `TargetModel` has it; logits are the same on every rank."""
+        """See `TargetModel`; logits are the same on every rank."""
         try:
             step = self._ranks.share(PassStep(plan, *self.cache.take_moves()))
             return self.run(step.plan, step.sources, step.destinations)
         except Exception as error:
-            # Ranks that are not at the same layer would add up parts that do not belong together, and whether all of
-            # them have moved what was to move nobody knows.
+            # Ranks at different layers would add unrelated parts, and moves may be incomplete on some.
             self._ranks.fail(f"a pass failed: {error}")
             raise
 
 
 def refuse_uneven_heads(text_config: Any, size: int) -> None:
-    """Raise IncompatibleError unless every rank gets the same number of whole heads of each kind."""
+    """Raise IncompatibleError unless heads of each kind divide evenly among ranks."""
     heads = text_config.num_attention_heads
     kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
     for kind, count in (("attention", heads), ("key/value", kv_heads)):

@@ -1,4 +1,4 @@
-"""Tree attention in tensor operations: any device, any dtype, every rule. Gathers a sequence's keys for each layer."""
+"""Tree attention in tensor operations, for any device, dtype and rule. Gathers a sequence's keys per layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray, slots_of
 from verifier_svc.engine.pass_plan import PassPlan, Segment, visibility
 from verifier_svc.kernels.base import AttentionRule
 
-# Rows of a long prompt that are scored together.
+# Rows of a long prompt scored together.
 _BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _SegmentTensors:
-    """A segment on the device: `visible` [rows, rows] is None when there is a single row."""
+    """A segment on the device: `visible` [rows, rows] is None for a single row."""
 
     start: int
     stop: int
@@ -33,8 +33,8 @@ class _SegmentTensors:
 class TensorKernel:
     """Keys and values of every layer as [slots, kv_heads, dim].
 
-    With `exact` the scores and sums are computed in float64 and rounded once: a row's result then does not depend on
-    the rows beside it.
+    With `exact`, scores and sums are computed in float64 and rounded once, so that a row's result does not depend on
+    other rows.
     """
 
     def __init__(self, device: torch.device, *, exact: bool) -> None:
@@ -48,17 +48,17 @@ class TensorKernel:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
+        """Bytes per token over all layers seen so far."""
         buffers = (*self._keys.values(), *self._values.values())
         return sum(buffer[0].numel() * buffer.element_size() for buffer in buffers)
 
     def allocate(self, num_blocks: int) -> None:
-        """Start over with room for this many blocks."""
+        """Allocate this many blocks, dropping contents."""
         self._num_slots = num_blocks * BLOCK_SIZE
         self._keys, self._values = {}, {}
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
-        """The next calls belong to this plan; before, slots move."""
+        """Move slots and begin a pass."""
         if len(sources):
             read, written = self._on_device(sources), self._on_device(destinations)
             for buffer in (*self._keys.values(), *self._values.values()):
@@ -67,7 +67,7 @@ class TensorKernel:
         self._segments = [self._describe(segment) for segment in plan.segments]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """As `AttentionKernel` has it; nothing is refused."""
+        """See `AttentionKernel`; supports everything."""
         keys, values = self._store(layer, key, value)
         output = query.new_zeros(query.shape[1], query.shape[0], value.shape[-1])
         for rows in self._segments:
@@ -119,7 +119,7 @@ def _slots(segment: Segment) -> IntArray:
 
 
 def _mask(rows: _SegmentTensors, sliding_window: int | None) -> Tensor | None:
-    """Visible keys [rows, keys] of a segment; None when every row sees every key."""
+    """Visible keys [rows, keys] of a segment; None if every row sees every key."""
     keys = rows.key_positions.shape[0]
     mask = None
     if rows.visible is not None:
@@ -139,7 +139,7 @@ def _blockwise(
     mask: Tensor | None,
     rule: AttentionRule,
 ) -> Tensor:
-    """`_attention` in blocks of rows, each over the keys up to its own last row: no row sees a later one."""
+    """`_attention` in blocks of rows, each over the keys up to its last row: no row sees a later one."""
     rows = query.shape[1]
     if rows <= _BLOCK_ROWS:
         return _attention(query, keys, values, mask, rule)
@@ -184,7 +184,7 @@ def _attention(
 
 
 def _fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The same through PyTorch's fused kernel, in the model's own dtype."""
+    """Attention by PyTorch's fused kernel, in the model's own dtype."""
     return F.scaled_dot_product_attention(
         query[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
     )[0]

@@ -1,8 +1,8 @@
-"""Tensor parallelism: the processes that hold a part of the target each, and how a part is loaded.
+"""Tensor parallelism: ranks, and loading of their parts.
 
-What is cut and where sums are taken over ranks is transformers' own plan of the architecture (Megatron-LM's columns and
-rows). Those sums add in another order than one process does, so that logits differ from one process's by rounding;
-whether a row's logits depend on its company is tried at start like everywhere else.
+Partitioning and all-reduces follow transformers' plan of the architecture (Megatron-LM's columns and rows). Sums over
+ranks have another order than in one process, so logits differ by rounding; batch invariance is probed at start as
+usual.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from verifier_svc.model.parallel.worker_processes import PassReader, Workers
 
 logger = logging.getLogger(__name__)
 
-# Ranks read their parts from one disk, and the last of them may be far behind the first.
+# Ranks read from one disk, and the last may be far behind the first.
 LOAD_TIMEOUT_S = 1800.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @contextlib.contextmanager
 def leading(config: VerifierConfig) -> Iterator[Ranks]:
-    """Rank 0: starts the others, which end when the context does.
+    """Rank 0: starts the other ranks, and stops them at the end of the context.
 
     Raises:
-        IncompatibleError: the target cannot be cut into so many parts, or this machine lacks what it takes.
+        IncompatibleError: the target cannot be partitioned this way, or this machine lacks a requirement.
     """
     _refuse_unable(config)
     with tempfile.TemporaryDirectory(prefix="coppice-ranks-") as directory, contextlib.ExitStack() as stack:
@@ -60,13 +60,13 @@ def leading(config: VerifierConfig) -> Iterator[Ranks]:
             meet = _join(0, Path(directory), config)
             logger.info("the target is held by %d processes", config.tensor_parallel)
             yield Ranks(config.tensor_parallel, share, meet, workers.fail)
-        except RuntimeError as error:  # most of all, a rank that is gone or late
+        except RuntimeError as error:  # usually a rank that is gone or late
             workers.fail(str(error))
 
 
 @contextlib.contextmanager
 def following(rank: int, directory: Path, reader: PassReader, config: VerifierConfig) -> Iterator[Ranks]:
-    """Any other rank, told by rank 0 through `reader` what to compute."""
+    """Another rank, which gets passes from rank 0 through `reader`."""
     meet = _join(rank, directory, config)
 
     def share(_: PassStep) -> PassStep:
@@ -80,12 +80,12 @@ def following(rank: int, directory: Path, reader: PassReader, config: VerifierCo
 
 
 def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """This rank's part of a checkpoint, cut as transformers has planned it for the architecture; nothing else is read.
+    """Load this rank's part of a checkpoint, partitioned by transformers' plan; nothing else is read.
 
-    Also returns what `from_pretrained` says of the checkpoint's tensors, which is the same for every rank.
+    Also returns the loading info of `from_pretrained`, which is the same for every rank.
 
     Raises:
-        ValueError: there is no plan for it.
+        ValueError: there is no plan for the architecture.
     """
     plan = DistributedConfig(tp_size=ranks.size, tp_plan="auto")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -103,7 +103,7 @@ def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> tuple[PreTrainedM
 
 
 def on_any_rank(flags: list[bool], device: torch.device) -> list[bool]:
-    """Which flags are set on any rank; every rank calls this with as many, in the same order."""
+    """Flags set on any rank; a collective of all ranks."""
     together = torch.tensor(flags, dtype=torch.uint8, device=device)
     dist.all_reduce(together, dist.ReduceOp.MAX)
     return [bool(flag) for flag in together.tolist()]
@@ -121,7 +121,7 @@ def _refuse_unable(config: VerifierConfig) -> None:
                 f"TENSOR_PARALLEL is {config.tensor_parallel}, but there are {torch.cuda.device_count()} CUDA devices"
             )
     elif torch.accelerator.is_available():
-        # transformers puts every part there, and does not ask.
+        # transformers would always use the accelerator.
         raise IncompatibleError("TENSOR_PARALLEL on CPUs needs accelerators to be hidden (CUDA_VISIBLE_DEVICES='')")
     refuse_unsuitable(config.model, transformers)
     model_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
@@ -133,8 +133,8 @@ def _uses_cuda(config: VerifierConfig) -> bool:
 
 
 def _join(rank: int, directory: Path, config: VerifierConfig) -> Callable[[], None]:
-    """Become one of the ranks; returns what waits until all of them have loaded their parts."""
-    # Ranks talk within this machine, and a host's name need not resolve.
+    """Join the process group; returns a function that waits until all ranks have loaded."""
+    # Loopback: ranks are on one machine, and its host name may not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     size = config.tensor_parallel
     store = dist.FileStore(str(directory / "store"), size)  # type: ignore[attr-defined]
@@ -158,6 +158,6 @@ def _leave() -> None:
 
 
 def _meet(place: str, store: Any, rank: int, size: int) -> None:
-    """Wait until every rank has come to `place`."""
+    """Wait until every rank has reached `place`."""
     store.set(f"{place}/{rank}", "here")
     store.wait([f"{place}/{other}" for other in range(size)], timedelta(seconds=LOAD_TIMEOUT_S))

@@ -1,6 +1,6 @@
-"""`python -m verifier_svc.model.parallel.tensor_worker RANK PARENT_PID SOCKET DIRECTORY`: a rank that follows rank 0.
+"""`python -m verifier_svc.model.parallel.tensor_worker RANK PARENT_PID SOCKET DIRECTORY`: follows rank 0.
 
-The settings are those of rank 0, in the environment. Ends when the socket does, or when the parent is gone.
+Settings come from rank 0's environment. Ends with the socket, or when the parent is gone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PARENT_CHECK_S = 0.5
 
 
 def main(rank: int, parent_pid: int, descriptor: int, directory: Path) -> None:
-    """Load this rank's part and run every pass that rank 0 announces."""
-    # A signal for the whole group of processes is for rank 0, which drains and then tells us.
+    """Load this rank's part and run the passes of rank 0."""
+    # Signals to the process group are for rank 0, which drains and then closes the socket.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent_pid,), name="parent-watch", daemon=True).start()
@@ -43,27 +43,27 @@ def main(rank: int, parent_pid: int, descriptor: int, directory: Path) -> None:
             try:
                 target, _ = load_probed_target(config, ranks)
             except CheckpointRefusedError:
-                # Rank 0 has found the same, says it and ends.
+                # Rank 0 found the same, reports it and ends.
                 reader.next()
                 sys.exit(CONFIGURATION_ERROR)
             follow(target, reader)
     except (CoppiceError, ValueError) as error:
         logger.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
-    except (RuntimeError, OSError) as error:  # most of all, a rank that is gone
+    except (RuntimeError, OSError) as error:  # usually a rank that is gone
         logger.error("%s", error)
         sys.exit(1)
 
 
 def follow(target: TargetModel, reader: PassReader) -> None:
-    """Run every pass that rank 0 announces, until it announces no more."""
+    """Run the passes of rank 0 until it sends no more."""
     while (message := reader.next()) is not None:
         step = decode(message)
         target.run(step.plan, step.sources, step.destinations)
 
 
 def _end_with(parent_pid: int) -> None:
-    """End at once when the parent has ended; by then no rank can go on, whatever it waits for."""
+    """End at once with the parent, since no rank can continue."""
     while os.getppid() == parent_pid:
         time.sleep(_PARENT_CHECK_S)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""Ranks 1 and up as child processes of rank 0: started, told each pass, watched, stopped.
+"""Ranks 1 and up as child processes of rank 0: start, passes, monitoring, stop.
 
-A worker reads passes from a socket, whose end is its signal to stop. It also ends when its parent is gone. When a
-worker is gone the target is incomplete, so that rank 0 ends at once: whoever started it starts it anew.
+A worker reads passes from a socket, and stops when it is closed or its parent is gone. Without a worker the target is
+incomplete, so rank 0 ends at once, to be restarted by its supervisor.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from verifier_svc.config import CONFIGURATION_ERROR, WORKER_LOST
 logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 8
-# How long a worker may take to end once it has been told to.
+# Grace period of a worker after the socket is closed.
 _STOP_S = 5.0
-# A pass that fails because a worker has ended is noticed before the worker's end: look for it this long.
+# Time to wait for a worker's exit after a failed pass, to report it as the reason.
 _BLAME_S = 2.0
 
 
 class Workers:
-    """The other `size` - 1 ranks on this machine. They find each other in `directory`; sending takes `timeout_s`."""
+    """Ranks 1 to `size` - 1. They rendezvous in `directory`; sending times out after `timeout_s`."""
 
     def __init__(self, size: int, directory: Path, timeout_s: float) -> None:
         self._directory = directory
@@ -44,10 +44,10 @@ class Workers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "verifier_svc.model.parallel.tensor_worker", *arguments],
                 stdin=subprocess.DEVNULL,
-                # Rank 0's output says one thing, when it is ready.
+                # Rank 0's standard output has only the ready line.
                 stdout=sys.stderr,
                 pass_fds=[theirs.fileno()],
-                # Where transformers looks for the number of the accelerator.
+                # Read by transformers as the accelerator's index.
                 env={**os.environ, "LOCAL_RANK": str(rank)},
             )
             theirs.close()
@@ -58,17 +58,17 @@ class Workers:
             threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank}", daemon=True).start()
 
     def send(self, message: bytes) -> None:
-        """Give every worker a message.
+        """Send every worker a message.
 
         Raises:
-            OSError: one of them is gone, or has not read for too long.
+            OSError: a worker is gone, or has not read for too long.
         """
         framed = len(message).to_bytes(LENGTH_BYTES, "little") + message
         for worker in self._sockets:
             worker.sendall(framed)
 
     def fail(self, reason: str) -> NoReturn:
-        """End this process and the workers at once; if a worker has ended, that is the reason."""
+        """End this process and the workers at once; the reason is a worker's exit, if there was one."""
         with self._failing:
             until_s = time.monotonic() + _BLAME_S
             while not (ended := self._ended()) and time.monotonic() < until_s:
@@ -77,12 +77,12 @@ class Workers:
             for process in self._processes:
                 process.kill()
             shutil.rmtree(self._directory, ignore_errors=True)
-            # What a worker could not be started with is a wrong setting of ours.
+            # A configuration error of a worker is one of this process.
             codes = {process.wait() for process in self._processes}
             os._exit(CONFIGURATION_ERROR if CONFIGURATION_ERROR in codes else WORKER_LOST)
 
     def stop(self) -> None:
-        """Tell the workers to end and wait for them."""
+        """Stop the workers and wait for them."""
         self._stopping = True
         for worker in self._sockets:
             worker.close()
@@ -99,19 +99,19 @@ class Workers:
             self.fail(f"rank {rank} ended")
 
     def _ended(self) -> str:
-        """Which worker has ended, and how; empty when none has."""
+        """Workers that ended, with exit codes; empty if none."""
         codes = {rank: process.poll() for rank, process in enumerate(self._processes, 1)}
         return ", ".join(f"rank {rank} ended with exit code {code}" for rank, code in codes.items() if code is not None)
 
 
 class PassReader:
-    """A worker's end of the socket, which remains the caller's to close."""
+    """A worker's end of the socket; the caller closes it."""
 
     def __init__(self, source: socket.socket) -> None:
         self._socket = source
 
     def next(self) -> bytearray | None:
-        """The next message, however long it takes to come; None once rank 0 sends no more."""
+        """Wait for the next message; None at the end of the stream."""
         header = self._read(LENGTH_BYTES)
         return None if header is None else self._read(int.from_bytes(header, "little"))
 
