@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -88,8 +89,8 @@ LayersAlone = Annotated[
 CorpusRows = Annotated[int, typer.Option(min=1, help="Rows of corpus text to train on.")]
 
 
-def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
-    """Add the command that trains a kind of block drafter; `load` imports what makes its recipe and what follows it."""
+def _block_command(kind: str, text: str) -> None:
+    """Add the command that trains a kind of block drafter."""
 
     def train(
         corpus: Corpus = None,
@@ -104,32 +105,26 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         threads: Threads = 0,
     ) -> None:
         set_threads(threads)
-        make_recipe, follow = load()
-        recipe = make_recipe(steps, samples, corpus_rows, seed, layers_alone=layers_alone)
+        from drafter_svc.training import block_run, diffusion, semi_ar
+
+        objectives: tuple[type[block_run.Objective], ...] = semi_ar.SemiArObjective, diffusion.DiffusionObjective
+        [objective] = [one for one in objectives if one.usual.kind == kind]
+        recipe = replace(
+            objective.usual,
+            steps=steps,
+            sample_rows=samples,
+            corpus_rows=corpus_rows,
+            layers_alone=layers_alone,
+            seed=seed,
+        )
         with training(corpus) as roots:
-            follow(roots, target_dir, start, out, recipe)
+            block_run.train_block_drafter(roots, target_dir, start, out, objective(recipe))
 
     app.command(kind, help=text)(train)
 
 
-def _semi_ar() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from drafter_svc.training import semi_ar
-
-    return semi_ar.semi_ar_recipe, semi_ar.train_semi_ar
-
-
-def _diffusion() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from drafter_svc.training import diffusion
-
-    return diffusion.diffusion_recipe, diffusion.train_diffusion
-
-
-_block_command(
-    "semi-ar", "Teach the small LM to predict a block of tokens in one pass, by masks behind the last token.", _semi_ar
-)
-_block_command(
-    "diffusion", "Train a masked-diffusion drafter from the small LM, and align it with the target.", _diffusion
-)
+_block_command("semi-ar", "Teach the small LM to predict a block of tokens in one pass, by masks after the last token.")
+_block_command("diffusion", "Train a masked-diffusion drafter from the small LM, and align it with the target.")
 
 
 @app.command("semi-ar-features")

@@ -82,6 +82,11 @@ class TaughtRows:
         states = None if self.states is None else self.states[rows]
         return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float(), states)
 
+    def terms(self, logits: Tensor, predicted: Tensor, total_variation: float) -> Tensor:
+        """`distillation_terms` [rows, ...] of logits [rows, ..., vocab] for tokens at positions `predicted` [...]."""
+        before = predicted - 1
+        return distillation_terms(logits, self.top_ids[:, before], self.top_log_probs[:, before], total_variation)
+
 
 @torch.inference_mode()
 def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_states: bool = False) -> TaughtRows:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class BlockRecipe:
     """
 
     kind: str
-    steps: int
+    steps: int = 3000
     rows: int = 6
     sample_rows: int = 768
     corpus_rows: int = 1536
@@ -60,7 +60,17 @@ class BlockRecipe:
 
 
 class Objective(Protocol):
-    """Training objective of a kind."""
+    """Training objective of a kind: `usual` is its recipe by default, `story` what the card says of it."""
+
+    usual: ClassVar[BlockRecipe]
+    story: ClassVar[str]
+
+    def __init__(self, recipe: BlockRecipe) -> None: ...
+
+    @property
+    def recipe(self) -> BlockRecipe:
+        """The run's recipe."""
+        ...
 
     @property
     def sees_all(self) -> bool:
@@ -82,14 +92,13 @@ def train_block_drafter(
     target_dir: Path,
     start_dir: Path,
     out: Path,
-    recipe: BlockRecipe,
     objective: Objective,
-    story: str,
 ) -> None:
-    """Train, measure, and write the checkpoint with its card and `drafter.json`; `story` is for the card.
+    """Train, measure, and write the checkpoint with its card and `drafter.json`.
 
     Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
+    recipe = objective.recipe
     tokenizer, target, start = load_models(target_dir, start_dir)
     store, state_dir = open_run(roots, tokenizer, out, recipe, target=target, start=start)
     shape = SampleShape(rows=recipe.sample_rows)
@@ -117,7 +126,7 @@ def train_block_drafter(
     loop = trained(model, loss, held_out_loss, held_out, schedule, state_dir)
     text = held_out_text(target, store, shape, recipe.seed)
     report = measure_blocks(target.float(), partial(predict, model.eval()), text, layout, recipe.seed)
-    extra = f"{story}\n{_card_extra(report, own, target_dir, start_dir)}"
+    extra = f"{objective.story}\n{_card_extra(report, own, target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
     base = None
     if recipe.layers_alone:

@@ -7,9 +7,7 @@ up on a share of the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -17,14 +15,11 @@ from torch import Tensor, nn
 
 from coppice.training.block_layout import random_layout
 from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
-from coppice.training.teacher import TaughtRows, distillation_terms
-from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
+from coppice.training.teacher import TaughtRows
+from drafter_svc.training.block_run import BlockRecipe
 
 KIND = "diffusion"
-# One layer more than the small LM: it costs once per block, and masks must look farther than tokens.
-EXTRA_LAYERS = 1
-# Fraction of steps on the diffusion objective only, and fraction of blocks on it in later steps.
-DIFFUSION_SHARE = 0.4
+# Fraction of blocks on the diffusion objective in the steps after those on it only.
 KEPT_SHARE = 0.25
 STORY = """
 The row at position t predicts the token at t + 1. The vocabulary ends with the mask. The rows of a block see the
@@ -32,32 +27,13 @@ committed tokens and each other; the last token of a block has no row. Acceptanc
 """
 
 
-def diffusion_recipe(steps: int, samples: int, corpus_rows: int, seed: int, *, layers_alone: bool) -> BlockRecipe:
-    """The recipe of the kind."""
-    return BlockRecipe(
-        KIND,
-        steps,
-        sample_rows=samples,
-        corpus_rows=corpus_rows,
-        extra_layers=EXTRA_LAYERS,
-        diffusion_share=DIFFUSION_SHARE,
-        layers_alone=layers_alone,
-        seed=seed,
-    )
-
-
-def train_diffusion(roots: Sequence[Path], target_dir: Path, start_dir: Path, out: Path, recipe: BlockRecipe) -> None:
-    """Train, measure, and write the checkpoint with its card and `drafter.json`.
-
-    Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
-    """
-    train_block_drafter(roots, target_dir, start_dir, out, recipe, DiffusionObjective(recipe), STORY)
-
-
 @dataclass(frozen=True, slots=True)
 class DiffusionObjective:
     """The diffusion objective on some blocks and streak distillation on the others."""
 
+    # One layer more than the small LM: it costs once per block, and masks must look farther than tokens.
+    usual: ClassVar[BlockRecipe] = BlockRecipe(KIND, extra_layers=1, diffusion_share=0.4)
+    story: ClassVar[str] = STORY
     sees_all: ClassVar[bool] = True
     num_masks: ClassVar[int] = 1
     recipe: BlockRecipe
@@ -86,10 +62,8 @@ class DiffusionObjective:
             parts = [part[:, diffused] for part in (token_losses, hidden, rates)]
             loss = loss + float(diffused.float().mean()) * diffusion_loss(parts[0], parts[1], parts[2])
         if not diffused.all():
-            streaks, before = ~diffused, layout.predicted[~diffused] - 1
-            terms = distillation_terms(
-                logits[:, streaks], batch.top_ids[:, before], batch.top_log_probs[:, before], recipe.total_variation
-            )
+            streaks = ~diffused
+            terms = batch.terms(logits[:, streaks], layout.predicted[streaks], recipe.total_variation)
             weights = position_weights(recipe.block, recipe.position_decay)
             loss = loss + streak_loss(terms, token_losses[:, streaks], weights)
         return loss

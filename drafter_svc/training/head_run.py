@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from coppice.training.block_layout import BlockLayout, random_layout
 from coppice.training.block_losses import position_weights, weighted
-from coppice.training.teacher import TaughtRows, committed_states, distillation_terms
+from coppice.training.teacher import TaughtRows, committed_states
 from drafter_svc.training.head_fit import HeadSums, best_shares
 from drafter_svc.training.trunk import Trunk
 
@@ -154,5 +154,4 @@ class HeadRun:
 
 def _terms(blocks: _Blocks, logits: Tensor) -> Tensor:
     """KL from the target's view, for each token of each block."""
-    before = blocks.layout.predicted - 1
-    return distillation_terms(logits, blocks.text.top_ids[:, before], blocks.text.top_log_probs[:, before], 0.0)
+    return blocks.text.terms(logits, blocks.layout.predicted, 0.0)

@@ -18,7 +18,6 @@ from coppice.training.checkpoint import write_card
 from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
-from coppice.training.teacher import distillation_terms
 from verifier_svc.extras.redraft.adapter import save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks
@@ -82,11 +81,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         places = random_layout(shape.length, recipe.groups, recipe.masks, False, generator)
         logits = runner(batch.token_ids, places)[:, :, 1:]
-        before = places.predicted[:, 1:] - 1
-        terms = distillation_terms(
-            logits, batch.top_ids[:, before], batch.top_log_probs[:, before], recipe.total_variation
-        )
-        return weighted(terms, weights)
+        return weighted(batch.terms(logits, places.predicted[:, 1:], recipe.total_variation), weights)
 
     def held_out_loss(runner: nn.Module, rows: Tensor) -> Tensor:
         return token_terms(runner(rows, layout), rows[:, layout.predicted])[:, :, 1:].mean()

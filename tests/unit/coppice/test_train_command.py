@@ -24,19 +24,19 @@ def test_the_state_of_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
     assert "other settings" in result.output
 
 
-@pytest.mark.parametrize(("kind", "module"), [("semi-ar", "semi_ar"), ("diffusion", "diffusion")])
-def test_recipes_of_block_drafters_get_the_options(
-    kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["semi-ar", "diffusion"])
+def test_recipes_of_block_drafters_get_the_options(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    recipes = pytest.importorskip(f"drafter_svc.training.{module}")
-    monkeypatch.setattr(recipes, f"train_{module}", lambda *arguments: calls.append(arguments))
+    block_run = pytest.importorskip("drafter_svc.training.block_run")
+    monkeypatch.setattr(block_run, "train_block_drafter", lambda *arguments: calls.append(arguments))
     sizes = ["--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
     directories = ["--corpus", str(tmp_path), "--target", "t", "--start", "s", "--out", "o"]
     result = CliRunner().invoke(app, [kind, *sizes, *directories])
     assert result.exit_code == 0, result.output
-    [(roots, target, start, out, recipe)] = calls
+    [(roots, target, start, out, objective)] = calls
+    recipe = objective.recipe
     assert (roots, target, start, out) == ([tmp_path], Path("t"), Path("s"), Path("o"))
+    assert recipe.transition_rank == (64 if kind == "semi-ar" else 0)
     assert (recipe.kind, recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (kind, 7, 64, 5, 3)
 
 

@@ -36,13 +36,13 @@ from drafter_svc.model.checkpoint import load_fingerprint, load_model
 from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training import block_run, diffusion, semi_ar
 from drafter_svc.training.block_model import freeze_tokens, mask_ids, new_block_model
-from drafter_svc.training.block_run import BlockRecipe
+from drafter_svc.training.block_run import BlockRecipe, Objective, train_block_drafter
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 
 VOCAB = 256
-RECIPES: dict[str, tuple[Callable[..., None], float, int]] = {
-    "semi-ar": (semi_ar.train_semi_ar, 0.0, 0),
-    "diffusion": (diffusion.train_diffusion, 0.5, 1),
+RECIPES: dict[str, tuple[Callable[[BlockRecipe], Objective], float, int]] = {
+    "semi-ar": (semi_ar.SemiArObjective, 0.0, 0),
+    "diffusion": (diffusion.DiffusionObjective, 0.5, 1),
 }
 
 
@@ -218,11 +218,11 @@ def train(
     monkeypatch.setattr(block_run, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(block_run, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
     monkeypatch.setattr(loop, "LoopConfig", partial(LoopConfig, evaluate_every=4, save_every_s=0.0))
-    run, share, layers = RECIPES[kind]
+    objective, share, layers = RECIPES[kind]
     rank = 3 if kind == "semi-ar" else 0
     recipe = BlockRecipe(kind, 8, 4, 8, 8, 4, 5, diffusion_share=share, extra_layers=layers, transition_rank=rank)
     recipe = replace(recipe, layers_alone=layers_alone)
-    run([workshop / "corpus"], workshop / "target", workshop / start, out, recipe)
+    train_block_drafter([workshop / "corpus"], workshop / "target", workshop / start, out, objective(recipe))
 
 
 @pytest.mark.parametrize("kind", RECIPES)
