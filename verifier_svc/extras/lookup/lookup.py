@@ -39,7 +39,8 @@ _MOST_CERTAIN = 0.98
 _FIRST_OWN_ROWS = 16.0
 # A node has to promise so many times what its row costs: both are estimates.
 _MARGIN = 1.25
-# No node is likely enough for a higher price: then nothing is looked for.
+# With more sequences in a pass, or a higher price, hardly a node is likely enough: nothing is looked for.
+_MOST_SEQUENCES = 4
 _HIGHEST_PRICE = 0.8
 _LEAST_PROBABILITY = 0.03
 # Weight of what is true of all requests in a request's own correction, in guesses; bounds of that correction.
@@ -148,7 +149,7 @@ class PromptLookup:
             num_sequences: of the pass.
         """
         price = _MARGIN * self._settings.row_price(num_sequences, self._tokens_per_round)
-        if price > _HIGHEST_PRICE:
+        if num_sequences > _MOST_SEQUENCES or price > _HIGHEST_PRICE:
             return EMPTY_TREE
         self._index(tokens)
         return self._tree(tokens, max(price, _LEAST_PROBABILITY))

@@ -97,7 +97,7 @@ def test_promises_are_what_comes_true(sampled: bool) -> None:
 
 def test_many_sequences_or_dear_rows_leave_no_room_for_unlikely_guesses() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 2, 3, 9, 1, 2, 3]
-    few = [len(PromptLookup(LookupSettings(16), 16, sampled=False).draft(tokens, number)) for number in (1, 4, 64)]
+    few = [len(PromptLookup(LookupSettings(16), 16, sampled=False).draft(tokens, number)) for number in (1, 4, 5)]
     assert few[0] >= few[1] > few[2] == 0
     dear = PassCost()
     cheap = PassCost()
