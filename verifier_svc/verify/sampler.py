@@ -1,7 +1,8 @@
 """Sampler: one token for each row of a pass, all rows at once.
 
 The token after a node is a function of the node's row, its own history, which is the path to it, and the seed and
-position. A pass can therefore draw for every node before acceptance is known, and acceptance is a walk over integers.
+position. A pass can therefore draw all tokens before any is committed, and acceptance is a walk over integers. On the
+CPU a node's row is left out unless its parent's draw leads to it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
-from verifier_svc.kernels.cpu.token_draws import ROW, UNDECIDED, draw_rows, edit, is_edited
+from verifier_svc.kernels.cpu.token_draws import NOT_REACHED, UNDECIDED, draw_rows, edit, is_edited
 
 if TYPE_CHECKING:
     from verifier_svc.verify.token_choice import TokenChooser
@@ -33,7 +34,7 @@ _THREADS = SharedThreads()
 class RowTable:
     """Rows to draw from, with their sequences' parameters and their own histories.
 
-    Rows are added in the order of the logits.
+    Rows are added in the order of the logits, parents before children.
     """
 
     def __init__(self) -> None:
@@ -51,18 +52,20 @@ class RowTable:
     def add(self, chooser: TokenChooser, tree: TokenTree, first: int, position: int) -> None:
         """Add rows from `first` on: a root's and its tree's; the root's token is for `position`."""
         self._add_sequence(chooser)
+        root = len(self._rows)
         self._add_row(chooser, first, position, ())
         index, size, free = len(self._whole) - 1, self._size, chooser.min_tokens - chooser.num_output
+        nodes = zip(tree.depths, tree.parents, tree.token_ids, strict=True)
         if not chooser.params.has_penalties:
             self._rows += [
-                (row, index, position + depth, size, size, depth < free)
-                for row, depth in enumerate(tree.depths, start=first + 1)
+                (row, index, position + depth, size, size, depth < free, root + parent - ROOT, token)
+                for row, (depth, parent, token) in enumerate(nodes, start=first + 1)
             ]
             return
         paths: list[tuple[int, ...]] = []
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        for row, (_, parent, token) in enumerate(nodes, start=first + 1):
             paths.append((*(() if parent == ROOT else paths[parent]), token))
-            self._add_row(chooser, first + 1 + node, position, paths[node])
+            self._add_row(chooser, row, position, paths[-1], root + parent - ROOT, token)
 
     def add_after(self, chooser: TokenChooser, path: Sequence[int]) -> None:
         """Add the first row of the logits, which follows `path` after the output."""
@@ -82,23 +85,19 @@ class RowTable:
             return
         if not self._arrays:
             self._arrays = self._as_arrays()
-            self._draws = np.empty((len(self._rows), 2), np.int64)
-        (rows, *lists), draws = self._arrays, self._draws
-        if first > 0 or self._rows[-1][ROW] >= len(logits):
-            start, stop = np.searchsorted(rows[:, ROW], (first, first + len(logits)))
-            rows, draws = rows[start:stop].copy(), draws[start:stop]
-            rows[:, ROW] -= first
-        logits = np.ascontiguousarray(logits)
-        is_much = len(rows) * logits.shape[1] >= _WORTH_THREADS
-        threads = min(num_threads, len(rows)) if is_much else 1
-        _THREADS.call(draw_rows, max(1, threads), logits, rows, *lists, mask, draws, new_counters(1))
+            self._draws = np.full((len(self._rows), 2), NOT_REACHED)
+        rows, draws, logits = self._arrays[0], self._draws, np.ascontiguousarray(logits)
+        starts = np.array([*self._starts, len(rows)])
+        is_much = len(self._starts) * logits.shape[1] >= _WORTH_THREADS
+        threads = min(num_threads, len(self._starts)) if is_much else 1
+        _THREADS.call(draw_rows, threads, logits, *self._arrays, mask, draws, starts, first, new_counters(1))
         for index in (draws[:, 0] == UNDECIDED).nonzero()[0].tolist():
-            place, sequence, position = rows[index, :3].tolist()
-            scores = self._edited(logits[place], rows[index], mask)
+            row, sequence, position = rows[index, :3].tolist()
+            scores = self._edited(logits[row - first], rows[index], mask)
             draws[index, 0] = self._choosers[sequence].choose_exactly(scores, position)
 
     def drawn(self) -> Iterator[Draws]:
-        """Draws of each sequence's rows; token 0 if the parameters forbid every token."""
+        """Draws of each sequence's rows; token 0 if the parameters forbid every token, and in rows that are left out."""
         np.maximum(self._draws, 0, out=self._draws)
         for start, stop in zip(self._starts, [*self._starts[1:], len(self._rows)], strict=True):
             yield self._draws[start:stop]
@@ -125,7 +124,7 @@ class RowTable:
 
     def _as_arrays(self) -> tuple[Any, ...]:
         return (
-            np.array(self._rows, np.int64).reshape(-1, 6),
+            np.array(self._rows, np.int64),
             np.array(self._whole, np.int64),
             np.array(self._real, np.float64),
             np.concatenate(self._tokens) if self._tokens else np.empty(0, np.int64),
@@ -146,12 +145,15 @@ class RowTable:
         self._whole.append((*chooser.whole, *bounds))
         self._real.append(chooser.real)
 
-    def _add_row(self, chooser: TokenChooser, row: int, position: int, path: Sequence[int]) -> None:
+    def _add_row(
+        self, chooser: TokenChooser, row: int, position: int, path: Sequence[int], parent: int = -1, token: int = 0
+    ) -> None:
         start, depth = self._size, len(path)
         if path and chooser.params.has_penalties:
             self._append(np.array(path, np.int64), np.array([chooser.count(token) for token in path], np.float64))
         forbids_end = chooser.num_output + depth < chooser.min_tokens
-        self._rows.append((row, len(self._whole) - 1, position + depth, start, self._size, forbids_end))
+        index = len(self._whole) - 1
+        self._rows.append((row, index, position + depth, start, self._size, forbids_end, parent, token))
 
     def _append(self, tokens: IntArray, values: npt.NDArray[np.float64]) -> None:
         self._tokens.append(tokens)

@@ -24,10 +24,11 @@ FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# Results in place of a token: the parameters forbid every token; rounding decides whether `top_p` keeps one.
-NOTHING_ALLOWED, UNDECIDED = -1, -2
+# Results in place of a token: the parameters forbid every token; rounding decides whether `top_p` keeps one; no draw
+# leads to the row.
+NOTHING_ALLOWED, UNDECIDED, NOT_REACHED = -1, -2, -3
 # Columns of `rows`.
-ROW, SEQUENCE, POSITION, PATH_START, PATH_STOP, FORBIDS_END = range(6)
+ROW, SEQUENCE, POSITION, PATH_START, PATH_STOP, FORBIDS_END, PARENT, TOKEN = range(8)
 # Columns of `whole`: seed and top_k; then starts of lists in `tokens`, each ending at the next start.
 SEED, TOP_K, HISTORY, BIAS, ALLOWED, BAD, ENDS, LISTS_END = range(8)
 # Columns of `real`.
@@ -85,41 +86,61 @@ def draw_rows(
     values: DoubleArray,
     mask: npt.NDArray[np.bool_],
     draws: IntArray,
+    starts: IntArray,
+    first: int,
     counters: CounterArray,
 ) -> None:
-    """Draw a token from each row, shared by all threads that run this.
+    """Draw a token from each row that acceptance can reach, shared by all threads that run this.
 
     Args:
-        logits: [K, vocab].
-        rows: [R, 6]: indices into the logits, and into `whole` and `real`; absolute position; range of `tokens` with
-        the
-            path from the root to the row's node; whether end tokens are forbidden.
+        logits: [K, vocab]; the first is row `first` of the pass.
+        rows: [R, 8]: indices into the pass's logits, and into `whole` and `real`; absolute position; range of `tokens`
+            with the path from the root to the row's node; whether end tokens are forbidden; the parent's index in
+            `rows`, -1 for a root; the node's token, which the parent's draw has to be.
         whole: [sequences, 8], and `real` [sequences, 7]: parameters, by the columns above.
         real: see there.
         tokens: [N]: lists of tokens, and
         values: [N]: counts in the output of the history's tokens and, before it, of the path's; or biases.
         mask: [vocab], tokens allowed by the grammar; [0] without one.
-        draws: [R, 2], written: the token, and whether it was a near-tie.
+        draws: [R, 2], written for the rows that `logits` has: the token, and whether it was a near-tie.
+        starts: [sequences + 1]: index of each sequence's first row, and R.
+        first: see `logits`.
         counters: one phase.
     """
     vocab = logits.shape[1]
     work = new_work(vocab)
     scratch = np.empty(0, np.float32)
-    index = take(counters, 0)
-    while index < len(rows):
-        row = rows[index]
-        lists, numbers = whole[row[SEQUENCE]], real[row[SEQUENCE]]
-        scores = logits[row[ROW]]
-        if is_edited(row, lists, mask):
-            if len(scratch) == 0:
-                scratch = np.empty(vocab, np.float32)
-            edit(scores, row, lists, numbers, tokens, values, mask, scratch)
-            scores = scratch
-        token, is_near_tie = _draw(scores, row[POSITION], lists, numbers, work)
-        draws[index, 0], draws[index, 1] = token, is_near_tie
+    sequence = take(counters, 0)
+    while sequence < len(whole):
+        lists, numbers = whole[sequence], real[sequence]
+        for index in range(starts[sequence], starts[sequence + 1]):
+            row = rows[index]
+            place = row[ROW] - first
+            if place < 0 or place >= len(logits):
+                continue
+            if not _is_reached(row, draws):
+                draws[index, 0], draws[index, 1] = NOT_REACHED, 0
+                continue
+            scores = logits[place]
+            if is_edited(row, lists, mask):
+                if len(scratch) == 0:
+                    scratch = np.empty(vocab, np.float32)
+                edit(scores, row, lists, numbers, tokens, values, mask, scratch)
+                scores = scratch
+            token, is_near_tie = _draw(scores, row[POSITION], lists, numbers, work)
+            draws[index, 0], draws[index, 1] = token, is_near_tie
         done(counters, 0)
-        index = take(counters, 0)
-    wait_for(counters, 0, len(rows))
+        sequence = take(counters, 0)
+    wait_for(counters, 0, len(whole))
+
+
+@compiled_exactly
+def _is_reached(row: IntArray, draws: IntArray) -> bool:
+    """Whether the row's parent has drawn the row's token, as far as that is known."""
+    if row[PARENT] < 0:
+        return True
+    drawn = draws[row[PARENT], 0]
+    return drawn in (row[TOKEN], UNDECIDED) or (drawn == NOTHING_ALLOWED and row[TOKEN] == 0)
 
 
 @compiled_exactly
