@@ -1,4 +1,4 @@
-"""`coppice train`: the recipes behind the bundled models."""
+"""`coppice train`: the recipes of the bundled models."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def space(
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:
-    """Teach the target to draft for itself in its own passes: an adapter, beside weights that stay as they are."""
+    """Teach the target to draft for itself in its own passes: an adapter; the target's weights stay as they are."""
     set_threads(threads)
 
     with training(corpus) as roots:
@@ -230,7 +230,7 @@ def early_exit(
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:
-    """Teach a small head behind an early layer which drafted tokens the target would hardly draw."""
+    """Teach a small head after an early layer which drafted tokens the target would hardly draw."""
     set_threads(threads)
     from verifier_svc.training.early_exit import EarlyExitRecipe, train_early_exit
 

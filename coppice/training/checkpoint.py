@@ -51,7 +51,7 @@ files whose name hashes into the held-out split were never trained on |
 | date | {date} |
 | licence | weights Apache-2.0; trained on sources under their own licences |
 {extra}
-`recipe.json` beside this card holds every setting and the validation curve (`validation_curve.png`).
+`recipe.json` next to this card holds every setting and the validation curve (`validation_curve.png`).
 """
 
 

@@ -32,7 +32,7 @@ from drafter_svc.training.trunk import load_trunk
 
 KIND = "semi-ar-features"
 STORY = """
-Layers, masks and transition are those of `{trunk}`, which has to be there too. Beside them there is a linear head for
+Layers, masks and transition are those of `{trunk}`, which has to be there too. Added is a linear head for
 each place, of rank {rank} together: from the target's hidden state that the last committed token was drawn from, and
 from that token, to what is added to the place's row before the output layer. Where there is no state nothing is added.
 

@@ -38,7 +38,7 @@ CARD = """# Early-exit head
 
 Thresholds are calibrated on one half of held-out windows of text for a recall of {recall}; the rows below are the other
 half's. Recall: the share of tokens drawn by the target that are not pruned. Removed: of the {others} tokens that the
-target itself ranks behind the drawn one, noise included, the share that is pruned. No drafter could have better wrong
+target itself ranks below the drawn one, noise included, the share that is pruned. No drafter could have better wrong
 children, and so these are the hardest to rule out.
 
 | temperature | threshold | recall | removed |

@@ -25,7 +25,7 @@ DRAFTERS, IN_PASS = "drafters", "in-pass"
 USUAL = {DRAFTERS: (8, 96, 3, [0.0, 0.7, 1.0]), IN_PASS: (4, 128, 2, [0.0, 1.0])}
 QUICK = (2, 24, 1, [0.0, 1.0])
 # What is tried, usually and with --quick: masks of semi-ar drafters; tokens of diffusion blocks and passes over each;
-# most steps of a small LM behind likely outcomes; most tokens of a sequence that drafters read. In the pass: requests
+# most steps of a small LM after likely outcomes; most tokens of a sequence that drafters read. In the pass: requests
 # at once, with pruning, and nodes of trees that are pruned.
 GRIDS = {
     DRAFTERS: {

@@ -217,7 +217,7 @@ def load(
     ttft_ms: opt.TtftTarget = 1000.0,
     tpot_ms: opt.TpotTarget = 50.0,
     transformers: Annotated[
-        bool, typer.Option(help="Whether transformers by itself has its turn beside the closed loads (greedy ones).")
+        bool, typer.Option(help="Whether transformers by itself has its turn with the closed loads (greedy ones).")
     ] = True,
     num_prompts: opt.NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of random lengths.")] = "32,128",
@@ -395,7 +395,7 @@ def profile(
 
 
 def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """The measured loads beside those of the simulator, and how far off it is."""
+    """The measured loads next to those of the simulator, and how far off it is."""
     from coppice.cli.simulate import print_comparison
     from coppice.lab.simulator.profile import profile_from_json
     from coppice.lab.simulator.validation import compare, errors

@@ -51,7 +51,7 @@ class NumpyChooser:
         return int((self.cut(self.tempered(scores)) + self.noise(position)).argmax())
 
     def law(self, logits: Scores, path: Sequence[int]) -> Doubles:
-        """The law [vocab] of the choice behind a path that follows the output, which is pushed for good."""
+        """The law [vocab] of the choice after a path that follows the output; the path is pushed for good."""
         for token in path:
             self.push(token)
         scaled = self.cut(self.tempered(self.processed(logits)))

@@ -441,10 +441,10 @@ def percentiles(name: str, times_s: Iterable[float | None], percents: Sequence[i
     return {f"{name}_ms_p{percent}": milliseconds(percentile(known, percent)) for percent in percents}
 
 
-def load_ratios(results: Results, beside: ByRun | None = None) -> Ratios:
-    """The named ratios, and those of `beside`, which were measured in the same runs."""
+def load_ratios(results: Results, baselines: ByRun | None = None) -> Ratios:
+    """The named ratios, and those of the `baselines`, which were measured in the same runs."""
     closed = {name: _within_runs(results, *terms, speed) for name, terms in _closed_terms(results).items()}
-    by_run = {**_with_least({**closed, **(beside or {})}), **_open_ratios(results), **_step_ratios(results)}
+    by_run = {**_with_least({**closed, **(baselines or {})}), **_open_ratios(results), **_step_ratios(results)}
     return Ratios.of(by_run)
 
 

@@ -117,7 +117,7 @@ def observations(pairs: Iterable[tuple[Sequence[float], float]], num_features: i
 
 # Where the straight lines of a pass's time by its rows meet, as far as passes had so many.
 KNEES = (4, 16, 64, 256)
-# Beside a drafter a pass goes on, however slowly.
+# While a drafter runs, a pass goes on, however slowly.
 MOST_LOST = 0.95
 # Deviations of a normal distribution in units of the median absolute one.
 _NORMAL = 1.4826
@@ -211,7 +211,7 @@ def _before(loads: Sequence[Calibration]) -> Sequence[float]:
 MIN_SAMPLES = 3
 # A draft during which a pass ran for less of its time than this counts as one without.
 ALONE = 0.02
-# Beside a pass a drafter goes on at this share of its speed at the least, so that it comes to an end.
+# Least share of its speed that a drafter keeps while a pass runs, so that it comes to an end.
 LEAST_SPEED = 0.01
 # Tokens since the last draft beyond which a draft is one that has a prompt to read.
 MOST_NEW = 32

@@ -182,7 +182,7 @@ async def bare(deployment: Deployment) -> None:
 
 @GROUP.case("in-company-they-are-as-alone")
 async def in_company(deployment: Deployment) -> None:
-    """Beside requests that ask for none, or for another number."""
+    """Together with requests that ask for none, or for another number."""
     asking = [varied(request, mode=FORCED) for number in (0, 3) for request in requests(deployment, number)]
     silent = [varied(request) for request in asking[:4]]
     for request in silent:
