@@ -63,8 +63,11 @@ class Deployment:
 
     @property
     def counts(self) -> Counts:
-        """What all verifiers' passes came to."""
-        total = Counts()
+        """What the passes of all verifiers and the drafts of all drafters came to."""
+        total = Counts(
+            drafts=sum(drafter.num_drafts for drafter in self.drafters),
+            drafting_s=sum(drafter.busy_s for drafter in self.drafters),
+        )
         for verifier in self.verifiers:
             for name, value in vars(verifier.counts).items():
                 setattr(total, name, getattr(total, name) + value)

@@ -52,8 +52,6 @@ class Window:
     counts: Counts
     requests: tuple[SimulatedRequest, ...]
     start_s: float
-    drafting_s: float
-    num_drafts: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -150,29 +148,12 @@ class _Arrivals:
 
 def _counted(deployment: Deployment, arrivals: _Arrivals, end_s: float, drained_s: float = 0.0) -> Window:
     """Go on to a time, then until all requests have ended or `drained_s` has come."""
-    start_s, before, drafting_s = deployment.now_s, deployment.counts, _drafting_s(deployment)
-    num_drafts = _num_drafts(deployment)
+    start_s, before = deployment.now_s, deployment.counts
     deployment.clock.run_until(end_s)
     while len(arrivals.requests) > arrivals.num_ended and deployment.clock.step(drained_s):
         pass
-    after = deployment.counts
-    counts = Counts(**{name: value - getattr(before, name) for name, value in vars(after).items()})
-    return Window(
-        deployment.now_s - start_s,
-        counts,
-        tuple(arrivals.requests),
-        start_s,
-        _drafting_s(deployment) - drafting_s,
-        _num_drafts(deployment) - num_drafts,
-    )
-
-
-def _drafting_s(deployment: Deployment) -> float:
-    return sum(drafter.busy_s for drafter in deployment.drafters)
-
-
-def _num_drafts(deployment: Deployment) -> int:
-    return sum(drafter.num_drafts for drafter in deployment.drafters)
+    counts = {name: value - getattr(before, name) for name, value in vars(deployment.counts).items()}
+    return Window(deployment.now_s - start_s, Counts(**counts), tuple(arrivals.requests), start_s)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

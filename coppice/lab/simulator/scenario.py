@@ -74,7 +74,7 @@ def _row(policy: Policy, load: Load, window: Window, fleet: Fleet) -> dict[str, 
         "rows_per_pass": _ratio(counts.row_passes, counts.rounds),
         "mean_acceptance_length": _ratio(counts.tokens, counts.rounds),
         "nodes_per_round": _ratio(counts.nodes, counts.rounds),
-        "drafters_busy": _ratio(window.drafting_s, fleet.drafters * window.duration_s),
+        "drafters_busy": _ratio(counts.drafting_s, fleet.drafters * window.duration_s),
         "num_requests": len(window.requests),
         "num_completed": sum(one.ended_s is not None for one in window.requests),
     }

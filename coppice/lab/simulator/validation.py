@@ -80,7 +80,7 @@ def _figures(window: Window) -> dict[str, float | None]:
         "pass_ms": round(1000 * counts.pass_s / max(1, counts.passes), 3),
         "rounds_per_s": round(counts.rounds / seconds, 3),
         "drafted_share": round(counts.drafted / rounds, 4),
-        "drafts_per_s": round(window.num_drafts / seconds, 3),
+        "drafts_per_s": round(counts.drafts / seconds, 3),
     }
 
 

@@ -24,7 +24,10 @@ _TOGETHER_S = 1e-9
 
 @dataclass
 class Counts:
-    """What passes came to so far. `row_passes`: over all rounds, rows of their pass; `drafted`: rounds with nodes."""
+    """What passes and drafters came to so far.
+
+    `row_passes`: over all rounds, rows of their pass; `drafted`: rounds with nodes.
+    """
 
     passes: int = 0
     rows: int = 0
@@ -34,6 +37,8 @@ class Counts:
     nodes: int = 0
     drafted: int = 0
     pass_s: float = 0.0
+    drafts: int = 0
+    drafting_s: float = 0.0
 
 
 class SimulatedVerifier:
