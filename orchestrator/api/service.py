@@ -275,14 +275,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             eos_token_ids=() if request.stopping.ignore_eos else info.eos_token_ids,
         )
 
-    def _cache_drafter(self, request: GenerationRequest, transcript: Transcript) -> CacheDrafter | None:
+    def _cache_drafter(
+        self, request: GenerationRequest, transcript: Transcript, drafts_own: bool
+    ) -> CacheDrafter | None:
         # Cached drafts are not samples, so sampled trees cannot use them.
         if self._cache is None or not request.speculates or request.samples_drafts:
             return None
         if request.sources and CACHE not in request.sources:
             return None
         sampled = request.sampling.temperature > 0
-        return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
+        return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled, drafts_own)
 
     def _verifier_nodes(self, request: GenerationRequest, source: str, offered: int) -> int:
         """Most nodes of the verifier's own drafts; 0 for sampled trees (they are no samples) and synchronous rounds."""
@@ -304,6 +306,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             plans = self._planner.follow(is_greedy, request.priority)
         clients = choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else ()
         info = self._verifiers.info
+        # Drafters know more, and rows are theirs.
+        lookup_nodes = 0 if clients else self._verifier_nodes(request, PROMPT_LOOKUP, info.lookup_nodes)
         drafting = Drafting(
             clients=clients,
             planner=plans,
@@ -314,15 +318,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             vocab_size=info.vocab_size,
             row_multiple=info.row_multiple,
             acceptance=request.acceptance,
-            cache=self._cache_drafter(request, transcript),
+            cache=self._cache_drafter(request, transcript, drafts_own=not lookup_nodes),
             request_id=request.request_id,
             cache_salt=request.cache_salt,
             synchronous=self._limits.synchronous,
             records=self.tally.records[is_greedy],
             denoising=request.denoising,
             max_redraft_nodes=self._verifier_nodes(request, REDRAFT, info.redraft_nodes),
-            # Drafters know more, and rows are theirs.
-            max_lookup_nodes=0 if clients else self._verifier_nodes(request, PROMPT_LOOKUP, info.lookup_nodes),
+            max_lookup_nodes=lookup_nodes,
         )
         output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)

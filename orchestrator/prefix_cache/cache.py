@@ -42,15 +42,17 @@ class PrefixCache:
         self._write_behind = WriteBehind(store, counts)
         self.counts = counts
 
-    def drafter(self, cache_salt: str, tokens: Sequence[int], num_prompt: int, sampled: bool) -> CacheDrafter:
-        """Drafter for an output whose committed `tokens` grow while it runs."""
+    def drafter(
+        self, cache_salt: str, tokens: Sequence[int], num_prompt: int, sampled: bool, drafts_own: bool
+    ) -> CacheDrafter:
+        """Drafter for an output whose committed `tokens` grow while it runs; `drafts_own`: from these, too."""
         keys = TenantKeys(self._namespace, cache_salt)
 
         def remember(shown: PrefixStatistics) -> None:
             self._write_behind.put(Finished(keys, tuple(tokens), num_prompt, shown))
 
         make_recall = functools.partial(Recall, self._store, keys, self.counts, self._vocab_size, self._reads)
-        return CacheDrafter(self._rates, self._promise, make_recall, remember, tokens, num_prompt, sampled)
+        return CacheDrafter(self._rates, self._promise, make_recall, remember, tokens, num_prompt, sampled, drafts_own)
 
     async def flushed(self) -> None:
         """Wait until every finished output is written."""

@@ -50,16 +50,18 @@ class CacheDrafter:
         tokens: Sequence[int],
         num_prompt: int,
         sampled: bool,
+        drafts_own: bool = True,
     ) -> None:
         """`promise` is the drafters' mean promise over all outputs; `tokens` are the committed ones and grow while the
-        request runs; `remember` receives its statistics at the end.
+        request runs; `remember` receives its statistics at the end. Without `drafts_own` only the text of earlier
+        requests is used: the verifier looks at the request's own.
         """
         self._rates = rates
         self._remember = remember
         self._tokens = tokens
         self._num_prompt = num_prompt
         self._sampled = sampled
-        self._own = SuffixIndex()
+        self._own = SuffixIndex() if drafts_own else None
         self._num_own = 0
         self._remembered = SuffixIndex()
         self._recall = make_recall(self._on_recalled)
@@ -166,7 +168,8 @@ class CacheDrafter:
         self._find()
 
     def _index(self) -> None:
-        self._own.append(self._tokens[self._num_own :])
+        if self._own is not None:
+            self._own.append(self._tokens[self._num_own :])
         self._num_own = len(self._tokens)
 
     def _find(self) -> None:
@@ -174,6 +177,7 @@ class CacheDrafter:
         self._candidates = [
             TokenCandidate(index.continuation(one.end, _DEPTH_ALONE), one.length, index is self._remembered)
             for index in (self._remembered, self._own)
+            if index is not None
             for one in index.find(suffix)[:_CANDIDATES]
         ]
         self._candidates.sort(key=lambda one: -one.length)

@@ -263,12 +263,35 @@ async def test_garbage_is_replaced_by_what_is_seen(store: Store, writing: WriteB
     assert request.counts.invalid_values == 0
 
 
+async def test_a_requests_own_text_may_be_left_to_the_verifier(store: Store) -> None:
+    cache = PrefixCache(store, CacheCounts(), REALM, VOCAB)
+    prompt = [1, 2, 3, 4, 5] * 10
+    tokens = list(prompt)
+    looks = cache.drafter("tenant", tokens, len(prompt), sampled=False, drafts_own=True)
+    leaves = cache.drafter("tenant", tokens, len(prompt), sampled=False, drafts_own=False)
+    for drafter in (looks, leaves):
+        drafter.begin()
+    assert looks.draft(8, 1).token_ids[:3] == (1, 2, 3)
+    assert not len(leaves.draft(8, 1))
+    tokens += text(3, 100)
+    leaves.close(Statistics(rounds=20))
+    await cache.flushed()
+    # What other requests said is still here.
+    tokens = list(prompt)
+    second = cache.drafter("tenant", tokens, len(prompt), sampled=False, drafts_own=False)
+    second.begin()
+    await eventually(lambda: len(second.draft(8, 1)) > 0)
+    assert second.draft(8, 1).token_ids[:3] == tuple(text(3, 100)[:3])
+    looks.close(None)
+    await cache.close()
+
+
 async def test_closing_does_not_wait_for_a_store_that_does_not_answer(store: Store) -> None:
     store.answers.clear()
     counts = CacheCounts()
     cache = PrefixCache(store, counts, REALM, VOCAB)
     tokens = list(text(1, 60))
-    drafter = cache.drafter("", tokens, 50, sampled=False)
+    drafter = cache.drafter("", tokens, 50, sampled=False, drafts_own=True)
     drafter.begin()
     drafter.close(Statistics(rounds=10))
     async with asyncio.timeout(5):
@@ -279,7 +302,7 @@ async def test_what_drafts_have_gained_is_told_once_to_a_request_with_the_same_b
     cache = PrefixCache(store, CacheCounts(), REALM, VOCAB)
     prompt = [1, 2, 3, 4, 5] * 10
     tokens = list(prompt)
-    first = cache.drafter("tenant", tokens, len(prompt), sampled=False)
+    first = cache.drafter("tenant", tokens, len(prompt), sampled=False, drafts_own=True)
     told: list[DraftGain] = []
     first.on_gain = told.append
     first.begin()
@@ -289,7 +312,7 @@ async def test_what_drafts_have_gained_is_told_once_to_a_request_with_the_same_b
     assert not told
     store.answers.clear()
     tokens = list(prompt)
-    second = cache.drafter("tenant", tokens, len(prompt), sampled=False)
+    second = cache.drafter("tenant", tokens, len(prompt), sampled=False, drafts_own=True)
     second.on_gain = told.append
     second.begin()
     # Not while it began: the answer is late, and nobody waits for it.
@@ -311,7 +334,7 @@ async def test_what_a_prompts_beginning_has_shown_moves_the_first_draft(
     prompt = [1, 2, 3, 4, 5] * 10
 
     def first_draft() -> float:
-        drafter = cache.drafter("tenant", prompt, len(prompt), sampled=False)
+        drafter = cache.drafter("tenant", prompt, len(prompt), sampled=False, drafts_own=True)
         drafter.begin()
         return drafter.draft(1, batch_size=1).log_probs[0]
 
