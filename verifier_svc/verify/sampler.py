@@ -97,7 +97,7 @@ class RowTable:
             draws[index, 0] = self._choosers[sequence].choose_exactly(scores, position)
 
     def drawn(self) -> Iterator[Draws]:
-        """Draws of each sequence's rows; token 0 if the parameters forbid every token, and in rows that are left out."""
+        """Draws of each sequence's rows; token 0 in rows left out, and if the parameters forbid every token."""
         np.maximum(self._draws, 0, out=self._draws)
         for start, stop in zip(self._starts, [*self._starts[1:], len(self._rows)], strict=True):
             yield self._draws[start:stop]
