@@ -57,7 +57,8 @@ def models(
         state = f"needs {model.needs}" if model.needs else "here"
         typer.echo(f"{model.name}: {model.role}, {model.what}, {model.megabytes} MiB; {state}")
         if model.role == "target":
-            typer.echo(f"    drafters that fit: {', '.join(model.drafters) or 'none but the prefix cache'}")
+            drafters = ", ".join(model.drafters) or "none; prompt lookup and the prefix cache draft"
+            typer.echo(f"    drafters that fit: {drafters}")
 
 
 def catalogued() -> list[ListedModel]:

@@ -34,8 +34,8 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="KIND[=PATH_OR_HUB_ID]",
-        help="A drafter; repeatable. `none`: no drafter but the prefix cache; the bundled target then drafts for "
-        "itself, with models/space. Default: small-lm, the bundled one, for the bundled target; none for others.",
+        help="A drafter; repeatable. `none`: prompt lookup and the prefix cache alone; the bundled target then drafts "
+        "for itself, with models/space. Default: small-lm, the bundled one, for the bundled target; none for others.",
     ),
 ]
 Space = Annotated[
