@@ -127,7 +127,7 @@ def gumbel(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def continuation_log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: int) -> Tensor:
-    """What a model says of every token after the prompts [n, V]."""
+    """Log-probabilities of a model for every token after the prompts [n, V]."""
     logits: Tensor = model(input_ids=rows, use_cache=False).logits[:, prompt_tokens - 1 : -1]
     return logits.float().log_softmax(-1).flatten(0, 1)
 

@@ -94,7 +94,7 @@ class OwnText:
     taught: TaughtRows
 
     def described(self) -> str:
-        """What there is of it, for a card."""
+        """Sizes of both parts, for a card."""
         own, corpus = self.samples.numel(), self.windows.numel()
         return f"{own:,} tokens of its own continuations and {corpus:,} tokens of corpus text"
 

@@ -29,7 +29,7 @@ class TrainedTransition(nn.Module):
         self.behind = nn.Parameter(torch.zeros(rank, behind))
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """What is added to the logits [..., V] of the tokens after `token_ids` [...]."""
+        """Additions to the logits [..., V] of the tokens after `token_ids` [...]."""
         before, behind = (layer.weight[: self._num_tokens] for layer in self._layers)
         own = F.silu(F.linear(even_rows(before[token_ids]), self.before))
         return F.linear(own, F.linear(even_rows(behind), self.behind))

@@ -53,7 +53,7 @@ def with_product(builder: Any, sums: Any, factors: Any, numbers: Any) -> Any:
 
 
 def unpacked(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
-    """What code that is being generated is given: three arrays, and the numbers behind them as 64 bits."""
+    """Arguments of generated code: three arrays, and the following numbers as 64-bit integers."""
     pairs = list(zip(signature.args, arguments, strict=True))
     arrays = [cgutils.create_struct_proxy(kind)(context, builder, value) for kind, value in pairs[:3]]
     numbers = [context.cast(builder, value, kind, types.int64) for kind, value in pairs[3:]]
