@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,7 +150,8 @@ def rates(text: str, option: str, below: float = MAX_RATE) -> tuple[float, ...]:
     except ValueError:
         found = (0.0,)
     if not all(0 < rate < below for rate in found):
-        raise typer.BadParameter(f"{option}: needs numbers above 0 and below {below:g} such as 0.3,0.9, got {text!r}")
+        bound = f" and below {below:g}" if below < math.inf else ""
+        raise typer.BadParameter(f"{option}: needs numbers above 0{bound} such as 0.3,0.9, got {text!r}")
     return found
 
 
