@@ -135,8 +135,8 @@ class RowTable:
         self._choosers.append(chooser)
         self._starts.append(len(self._rows))
         bounds = [self._size]
-        if chooser.history:
-            self._append(np.array(chooser.history), np.array(chooser.counts))
+        if len(chooser.history):
+            self._append(chooser.history, chooser.counts)
         bounds.append(self._size)
         for tokens, values in chooser.lists:
             if len(tokens):
@@ -150,7 +150,7 @@ class RowTable:
     ) -> None:
         start, depth = self._size, len(path)
         if path and chooser.params.has_penalties:
-            self._append(np.array(path, np.int64), np.array([chooser.count(token) for token in path], np.float64))
+            self._append(np.array(path, np.int64), np.array([chooser.count(token) or 0.0 for token in path]))
         forbids_end = chooser.num_output + depth < chooser.min_tokens
         index = len(self._whole) - 1
         self._rows.append((row, index, position + depth, start, self._size, forbids_end, parent, token))

@@ -7,7 +7,6 @@ rows of a pass; this module holds a sequence's parameters and history.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -62,9 +61,9 @@ class TokenChooser:
         self.num_near_ties = 0
         # Set before the first choice of requests with a grammar.
         self.constraint: Constraint | None = None
-        # Distinct tokens of prompt and output, and their counts in the output; only with penalties.
-        self.history, self.counts = array("q"), array("d")
-        self._places: dict[int, int] = {}
+        # Distinct tokens of prompt and output in order, and their counts in the output; only with penalties.
+        self.history = np.unique(np.array(tuple(prompt) if params.has_penalties else (), np.int64))
+        self.counts = np.zeros(len(self.history))
         # Bias, allowed, bad and end tokens, each with values.
         self.lists = tuple(
             (np.array(tuple(tokens), np.int64), np.array(tuple(values), np.float64))
@@ -88,9 +87,6 @@ class TokenChooser:
             near_tie_gap,
         )
         self._vocab_size = vocab_size
-        if params.has_penalties:
-            for token in prompt:
-                self._meet(token)
         for token in output:
             self.push(token)
 
@@ -158,23 +154,18 @@ class TokenChooser:
         """Add a token to the output's history."""
         self.num_output += 1
         if self.params.has_penalties:
-            self.counts[self._meet(token)] += 1
+            place = int(self.history.searchsorted(token))
+            if self.count(token) is None:
+                self.history = np.insert(self.history, place, token)
+                self.counts = np.insert(self.counts, place, 0.0)
+            self.counts[place] += 1
         if self.constraint is not None:
             self.constraint.push(token)
 
-    def count(self, token: int) -> float:
-        """Count of a token in the output; known with penalties only."""
-        place = self._places.get(token)
-        return 0.0 if place is None else self.counts[place]
-
-    def _meet(self, token: int) -> int:
-        """Index of a token in the history, added if new."""
-        place = self._places.get(token)
-        if place is None:
-            place = self._places[token] = len(self.history)
-            self.history.append(token)
-            self.counts.append(0.0)
-        return place
+    def count(self, token: int) -> float | None:
+        """Count of a token in the output, None for one that never came; known with penalties only."""
+        place = self.history.searchsorted(token)
+        return float(self.counts[place]) if place < len(self.history) and self.history[place] == token else None
 
     def _noise(self, position: int) -> Law:
         row: Law = gumbel(self.params.seed, position, 1, self._vocab_size)[0]
