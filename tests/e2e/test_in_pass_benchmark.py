@@ -33,7 +33,7 @@ async def test_a_target_that_drafts_for_itself_takes_turns_with_plain_decoding_a
     [group] = make_groups(what, TEMPERATURES)
     # Each variant has services of its own: those with a drafter are left out.
     group = replace(group, variants=tuple(one for one in group.variants if not one.drafters))
-    setup = Setup(target, (Prompt("A", "here"), Prompt("B", "here")), Plan(1, 64, TEMPERATURES, 0), threads=1)
+    setup = Setup(target, (Prompt("A", "here"), Prompt("B", "here")), Plan(1, 112, TEMPERATURES, 0), threads=1)
     suite = InPassSuite(setup, what, (group,), num_prompts=2)
     spec = TopologySpec(str(target), (), device="cpu", threads=1, kv_cache_mib=16)
     report = await measure_on(spec, partial(start_services, groups=(group,)), suite.run)
