@@ -23,6 +23,9 @@ from verifier_svc.model.exactness_probe import rows_stand_alone
 from verifier_svc.model.precision import multiplies_bfloat16
 from verifier_svc.model.target_model import TargetModel
 
+# The first test of a kind compiles all layers.
+pytestmark = pytest.mark.timeout(400)
+
 # Widths that are no multiples of a panel, biases, norms of heads, windows, and layers of two kinds.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "intermediate_size": 72},

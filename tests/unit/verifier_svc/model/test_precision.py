@@ -19,6 +19,9 @@ from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.precision import chosen_dtype, round_weights, serving_fingerprint, weights_fingerprint
 from verifier_svc.model.target_model import TargetModel
 
+# The first test of a kind compiles all layers.
+pytestmark = pytest.mark.timeout(400)
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCAB, CONTEXT = 60, 128
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "max_context_tokens": CONTEXT, "hidden_size": 64, "num_hidden_layers": 3}
