@@ -46,7 +46,7 @@ def test_they_are_refused_by_the_names_of_their_tensors(what: str, tmp_path: Pat
     assert str(tmp_path) in str(told.value)
     with pytest.raises(IncompatibleError, match=f"lacks 1 tensor .{name}."):
         changed(what, tmp_path, lambda tensors: tensors.pop(name))()
-    with pytest.raises(IncompatibleError, match=r"has 1 tensor .strange. that it has no use for"):
+    with pytest.raises(IncompatibleError, match=r"has 1 tensor .strange. that are not used"):
         changed(what, tmp_path, lambda tensors: tensors.update(strange=torch.ones(2)))()
 
 

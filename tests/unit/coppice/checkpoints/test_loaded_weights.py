@@ -125,5 +125,5 @@ def test_names_have_to_be_those_expected() -> None:
     refuse_other_names("WHAT", ["a", "b", "c"], ["a", "b"], ["c", "d"])
     with pytest.raises(IncompatibleError, match=r"WHAT lacks 1 tensor .b."):
         refuse_other_names("WHAT", ["a", "x"], ["a", "b"])
-    with pytest.raises(IncompatibleError, match=r"WHAT has 1 tensor .x. that it has no use for"):
+    with pytest.raises(IncompatibleError, match=r"WHAT has 1 tensor .x. that are not used"):
         refuse_other_names("WHAT", ["a", "x"], ["a"])
