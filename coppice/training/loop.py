@@ -45,7 +45,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Cycles:
-    """Schedules one after the other: each warms up anew and cools down."""
+    """Consecutive schedules, each with its own warm-up and cool-down."""
 
     cycles: tuple[Schedule, ...]
 

@@ -1,4 +1,4 @@
-"""A checkpoint of layers alone: what a block drafter has learned beside the embeddings of the small LM it began as.
+"""A block drafter's checkpoint of layers only, without the embeddings of the small LM that it was initialised from.
 
 Embeddings are two fifths of a small model; a drafter that keeps another's needs no copy. The directory has
 `config.json`, `layers.safetensors` and, in `drafter.json`, the other's path (`base`) and the digest of its embeddings.

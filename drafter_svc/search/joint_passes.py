@@ -193,6 +193,6 @@ def _logged(job: Job) -> Job:
         try:
             job()
         except Exception:  # one job's error must not end the others
-            logger.exception("a draft failed beside others")
+            logger.exception("a draft in a joint search failed")
 
     return run

@@ -2,7 +2,7 @@
 
 A first cycle learns from rows that the target has looked at once, whose view of them is kept: cheap steps, over the
 same rows again and again. It ends with the rows half known by heart. The cycles after it pay the target's pass in
-every step, for corpus rows that are drawn anew each time.
+every step, for corpus rows drawn again each time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SmallLmRecipe:
     """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike.
 
     `steps` are those over kept rows; after them come `fresh_cycles` cycles of `fresh_steps` each, of whose `rows`
-    `fresh_rows` are corpus text drawn anew.
+    `fresh_rows` are newly drawn corpus text.
     """
 
     steps: int = 9000
@@ -126,7 +126,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
 
 
 def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: int, length: int) -> Tensor:
-    """Rows of a step of a fresh cycle [rows, length]: corpus text drawn anew, and some of the target's own."""
+    """Rows of a step of a fresh cycle [rows, length]: newly drawn corpus text, and some of the target's own."""
     corpus = store.training_batch(recipe.seed, step, recipe.fresh_rows, length)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     chosen = torch.randint(len(samples), (recipe.rows - recipe.fresh_rows,), generator=generator)

@@ -76,7 +76,7 @@ class CostModel:
         self._fit()
 
     def add(self, record: PassSample) -> bool:
-        """Learn from a pass; returns whether costs were fitted anew."""
+        """Learn from a pass; returns whether costs were refitted."""
         if not record.reads_prompt:
             # Prefill rows are cheaper per row than a few draft rows, and prefilling requests do not ask for drafts:
             # such passes would bias both coefficients.

@@ -1,4 +1,4 @@
-"""The verifier's kernels for CPUs: attention, and products whose rows do not depend on the rows beside them.
+"""CPU kernels of the verifier: attention, and products whose rows do not depend on other rows.
 
 For `verifier_svc.model` and `verifier_svc.extras`. What the drafters need as well is in `coppice.kernels.cpu`.
 """
