@@ -18,7 +18,7 @@ from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE
 from verifier_svc.kernels.cpu.token_draws import NOTHING_ALLOWED
-from verifier_svc.verify.sampler import NO_MASK, Logits, Mask, RowTable
+from verifier_svc.verify.sampler import NO_MASK, IntArray, Logits, Mask, RowTable
 
 Law: TypeAlias = npt.NDArray[np.float64]
 _NEVER = -np.inf
@@ -62,10 +62,10 @@ class TokenChooser:
         # Set before the first choice of requests with a grammar.
         self.constraint: Constraint | None = None
         # Distinct tokens of prompt and output in order, and their counts in the output; only with penalties.
-        self.history = np.unique(np.array(tuple(prompt) if params.has_penalties else (), np.int64))
-        self.counts = np.zeros(len(self.history))
+        self.history: IntArray = np.unique(np.array(tuple(prompt) if params.has_penalties else (), np.int64))
+        self.counts: Law = np.zeros(len(self.history))
         # Bias, allowed, bad and end tokens, each with values.
-        self.lists = tuple(
+        self.lists: tuple[tuple[IntArray, Law], ...] = tuple(
             (np.array(tuple(tokens), np.int64), np.array(tuple(values), np.float64))
             for tokens, values in (
                 (params.logit_bias, params.logit_bias.values()),
@@ -77,7 +77,7 @@ class TokenChooser:
         )
         # Columns of `token_draws`. The seed as a signed number of the same bits.
         self.whole = params.seed - ((params.seed >> 63) << 64), params.top_k
-        self.real = (
+        self.real: tuple[float, ...] = (
             params.temperature,
             params.top_p,
             float(np.log(params.min_p)) if params.min_p > 0 else _NEVER,
