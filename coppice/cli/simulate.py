@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from coppice.cli.bench.options import length_range, numbers, rates
-from coppice.lab.bench.harness.tables import Row, Table, print_tables
 
 if TYPE_CHECKING:
+    from coppice.lab.bench.harness.tables import Row
     from coppice.lab.simulator.loads import Load
     from coppice.lab.simulator.policies import Policy
     from coppice.lab.simulator.profile import Profile
@@ -26,36 +26,6 @@ PROFILE = Path(__file__).resolve().parents[2] / "results" / "profile.json"
 MAX_REQUESTS = 4096
 REQUESTS = "1,2,4,8,16,32,64"
 POLICIES = ("off", "fixed=4", "fixed=15", "planner")
-
-ANSWERS = Table(
-    "Simulated: milliseconds are p50 / p99",
-    {
-        "policy": "{policy}",
-        "tokens/s": "{tokens_per_s:.0f}",
-        "TTFT ms": "{ttft_ms_p50:.0f} / {ttft_ms_p99:.0f}",
-        "ms per token": "{tpot_ms_p50:.1f} / {tpot_ms_p99:.1f}",
-        "rows per pass": "{rows_per_pass:.1f}",
-        "τ": "{mean_acceptance_length:.2f}",
-        "drafters busy": "{drafters_busy:.2f}",
-        "drafters needed": "{drafters_needed}",
-    },
-    label="{load}",
-)
-# An error in one of the last six columns tells where tokens per second come from.
-COMPARISON = Table(
-    "Measured → simulated",
-    {
-        "tokens/s": "{measured_tokens_per_s:.0f} → {tokens_per_s:.0f}",
-        "simulated/measured": "{simulated/measured:.3f}",
-        "τ": "{measured_mean_acceptance_length:.2f} → {mean_acceptance_length:.2f}",
-        "rows/pass": "{measured_rows_per_pass:.0f} → {rows_per_pass:.0f}",
-        "passes/s": "{measured_passes_per_s:.1f} → {passes_per_s:.1f}",
-        "pass ms": "{measured_pass_ms:.1f} → {pass_ms:.1f}",
-        "drafted rounds": "{measured_drafted_share:.2f} → {drafted_share:.2f}",
-        "drafts/s": "{measured_drafts_per_s:.0f} → {drafts_per_s:.0f}",
-    },
-    label=lambda row: f"{row['name']} (fitted)" if row["is_fitted"] else row["name"],
-)
 
 
 def simulate(
@@ -121,7 +91,9 @@ def simulate(
 def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Load], *, shows: bool) -> dict[str, Any]:
     rows = _with_progress(scenario.rows(policies, loads), len(policies) * len(loads))
     if shows:
-        _print(ANSWERS, rows)
+        from coppice.lab.bench.simulated import ANSWERS, show
+
+        show(ANSWERS, rows)
     workload, fleet = scenario.workload, scenario.fleet
     settings = {
         "verifiers": fleet.verifiers,
@@ -148,15 +120,11 @@ def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[s
 
 def print_comparison(rows: Sequence[Row], ratios: Mapping[str, float]) -> None:
     """Print a line per measured row, and the errors."""
+    from coppice.lab.bench.simulated import COMPARISON, show
     from coppice.lab.simulator.validation import ERROR
 
     sizes = f"median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}" if ratios else ""
-    _print(COMPARISON, rows, *([f"Absolute relative error: {sizes}"] if sizes else []))
-
-
-def _print(table: Table, rows: Sequence[Row], *notes: str) -> None:
-    report = {"rows": rows, "ratios": {}, "notes": notes, "mismatches": (), "settings": {}}
-    print_tables(report, [table], line="", ratio_title="")
+    show(COMPARISON, rows, *([f"Absolute relative error: {sizes}"] if sizes else []))
 
 
 def _scenario(

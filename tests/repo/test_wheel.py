@@ -84,14 +84,11 @@ def test_it_says_where_the_bundled_models_are(python: list[str], tmp_path: Path,
     assert "set COPPICE_MODELS" in done.stderr
 
 
+# Kernels are compiled anew for the directory that it is installed in.
+@pytest.mark.timeout(400)
 def test_it_completes_a_prompt_with_a_model_that_is_named(python: list[str], tmp_path: Path) -> None:
     target = str(ROOT / "models" / "target")
     arguments = ("--target", target, "--drafter", "none", "--prompt", "def ", "--max-tokens", "4", "--json")
-    # Without a compiler, which would compile for this directory all that it has compiled for the repository.
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "numba.py").write_text("raise ImportError")
-    *before, executable = python
-    path = before[-1] + f":{tmp_path / 'without'}"
-    done = run(*before[:-1], path, executable, "-m", "coppice.cli", "generate", *arguments, cwd=tmp_path)
+    done = run(*python, "-m", "coppice.cli", "generate", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"text"' in done.stdout

@@ -51,7 +51,7 @@ _BITS_OFFSET = np.float32(_LN_2 * (32 + 127))
 _LARGEST_INVERSE = 1e30
 
 
-class Work(NamedTuple):
+class DrawWork(NamedTuple):
     """Scratch of one thread: maxima of blocks [blocks], and words, numbers and bounds of one block [_BLOCK]."""
 
     maxima: FloatArray
@@ -60,7 +60,7 @@ class Work(NamedTuple):
     bounds: FloatArray
 
 
-class Row(NamedTuple):
+class DrawRow(NamedTuple):
     """Scores [vocab] with their maximum, temperature, and the position's noise; `low` is the least kept score.
 
     `floor` is the least score kept by `min_p`, over the temperature.
@@ -144,9 +144,9 @@ def _is_reached(row: IntArray, draws: IntArray) -> bool:
 
 
 @compiled_exactly
-def new_work(vocab: int) -> Work:
+def new_work(vocab: int) -> DrawWork:
     """Scratch for rows of a vocabulary."""
-    return Work(
+    return DrawWork(
         np.empty((vocab + _BLOCK - 1) // _BLOCK, np.float32),
         np.empty(_BLOCK, np.uint32),
         np.empty(_BLOCK, np.float32),
@@ -227,7 +227,7 @@ def _penalised(score: np.float32, count: float, numbers: DoubleArray) -> np.floa
 
 
 @compiled_exactly
-def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArray, work: Work) -> tuple[int, bool]:
+def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArray, work: DrawWork) -> tuple[int, bool]:
     """Token of a row, and whether it was a near-tie."""
     peak = _fill_maxima(scores, work.maxima)
     if peak == _LOWEST:
@@ -238,7 +238,7 @@ def _draw(scores: FloatArray, position: int, lists: IntArray, numbers: DoubleArr
         return first, gap > 0 and np.float64(peak) - np.float64(_kth_largest(scores, 2, work.maxima)) < gap
     top_k, top_p = lists[TOP_K], numbers[TOP_P]
     low = _kth_largest(scores, top_k, work.maxima) if 0 < top_k < len(scores) else _LOWEST
-    row = Row(
+    row = DrawRow(
         scores,
         peak,
         temperature,
@@ -346,7 +346,9 @@ def _key(bits: np.int32) -> np.int32:
 
 
 @compiled_exactly
-def _noisiest(row: Row, at: np.float32, before: int, first: int, slack: float, work: Work) -> tuple[int, float, float]:
+def _noisiest(
+    row: DrawRow, at: np.float32, before: int, first: int, slack: float, work: DrawWork
+) -> tuple[int, float, float]:
     """Token of the highest noisy score among candidates, that score, and the second highest.
 
     Candidates are scores above `at`, tokens before `before` with this score, as far as `min_p` keeps them; and `first`,
@@ -383,7 +385,7 @@ def _noisiest(row: Row, at: np.float32, before: int, first: int, slack: float, w
 
 @compiled_exactly
 def _fill_bounds(
-    scores: FloatArray, peak: np.float32, inverse: np.float32, at: np.float32, threshold: np.float32, work: Work
+    scores: FloatArray, peak: np.float32, inverse: np.float32, at: np.float32, threshold: np.float32, work: DrawWork
 ) -> int:
     """Bounds of a block's noisy scores relative to the peak's score; returns the number that reach `threshold`."""
     words, numbers, bounds = work.words, work.numbers, work.bounds
@@ -400,7 +402,7 @@ def _fill_bounds(
 
 
 @compiled_exactly
-def _token_noise(row: Row, token: int, work: Work) -> float:
+def _token_noise(row: DrawRow, token: int, work: DrawWork) -> float:
     fill_words(row.seed, row.position, np.uint64(token // 4), work.words[:4])
     return _noise(work.words[token % 4])
 
@@ -427,7 +429,7 @@ def _logarithm(number: float) -> float:
 
 
 @compiled
-def _weights(row: Row, at: np.float32, before: int, work: Work) -> tuple[float, float]:
+def _weights(row: DrawRow, at: np.float32, before: int, work: DrawWork) -> tuple[float, float]:
     """Weights of all tokens kept by `top_k`, relative to the largest: of those above a token, and of all.
 
     Above are scores higher than `at`, and tokens before `before` with this score.
@@ -456,7 +458,7 @@ def _weights(row: Row, at: np.float32, before: int, work: Work) -> tuple[float, 
 
 
 @compiled_exactly
-def _best_rival(row: Row, chosen: int, least: float, work: Work) -> np.float32:
+def _best_rival(row: DrawRow, chosen: int, least: float, work: DrawWork) -> np.float32:
     """Largest score of another token with a noisy score above `least`, ignoring cuts; -inf without one."""
     scores, temperature = row.scores, row.temperature
     base = np.float64(row.peak) / temperature
@@ -479,7 +481,9 @@ def _best_rival(row: Row, chosen: int, least: float, work: Work) -> np.float32:
 
 
 @compiled_exactly
-def _may_leave(row: Row, token: int, slack: float, top_k: int, top_p: float, log_min_p: float, work: Work) -> bool:
+def _may_leave(
+    row: DrawRow, token: int, slack: float, top_k: int, top_p: float, log_min_p: float, work: DrawWork
+) -> bool:
     """Whether rounding could cut a kept token: its own score falls, and those above it rise."""
     score = row.scores[token]
     near = np.float32(score - slack * row.temperature)
@@ -504,7 +508,7 @@ def _may_leave(row: Row, token: int, slack: float, top_k: int, top_p: float, log
 
 @compiled_exactly
 def _may_stay(
-    row: Row, score: np.float32, slack: float, top_k: int, top_p: float, log_min_p: float, work: Work
+    row: DrawRow, score: np.float32, slack: float, top_k: int, top_p: float, log_min_p: float, work: DrawWork
 ) -> bool:
     """Whether a token of this score could be kept: it rises, and those well above it fall."""
     reach = np.float32(slack * row.temperature)
@@ -512,7 +516,7 @@ def _may_stay(
     if row.low > _LOWEST and score <= low:
         return False
     if top_p < 1:
-        wider = Row(row.scores, row.peak, row.temperature, row.inverse, row.seed, row.position, low, row.floor)
+        wider = DrawRow(row.scores, row.peak, row.temperature, row.inverse, row.seed, row.position, low, row.floor)
         above, total = _weights(wider, score + reach, 0, work)
         if above * math.exp(-slack) * (1 - top_p) >= top_p * (total - above):
             return False
