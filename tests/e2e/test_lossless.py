@@ -114,7 +114,8 @@ async def check_tokens(client: Client, pair: Pair) -> None:
     for prompt in pair.prompts:
         for label, sampling in SAMPLING.items():
             options = replace(sampling, max_tokens=count, ignore_eos=True)
-            on = await client.generate(prompt, options)
+            # Whether or not it pays here.
+            on = await client.generate(prompt, replace(options, speculation="small-lm"))
             off = await client.generate(prompt, replace(options, speculation="off"))
             assert on.token_ids == off.token_ids, (label, prompt)
             assert on.text == off.text

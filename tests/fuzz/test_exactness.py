@@ -56,7 +56,7 @@ def test_a_kernel_that_treats_many_rows_differently_is_found_out(
         return output * (1 + 1e-6) if output.shape[1] >= 20 else output
 
     def disturb(target: TargetModel) -> None:
-        target.model.model.layers[0].mlp.register_forward_hook(other_bits)
+        target.model.model.norm.register_forward_hook(other_bits)
 
     monkeypatch.setattr(exactness, "load_probed_target", _loading_and_then(disturb))
     with pytest.raises(AssertionError, match="logits of sequence"):

@@ -54,7 +54,8 @@ async def test_a_failure_ends_with_code_1_and_one_object_where_that_is_asked_for
     code, out, err = await command(OffByOne(), "--only", "usage/completion-tokens-are-*", "--json")
     assert (code, err) == (1, "")
     report = json.loads(out)
-    assert set(report) == {"address", "model", "version", "passed", "failed", "explained", "skipped", "cases"}
+    served = {"address", "model", "version", "dtype", "serving_fingerprint"}
+    assert set(report) == served | {"passed", "failed", "explained", "skipped", "cases"}
     assert (report["passed"], report["failed"], report["skipped"]) == (0, 1, 0)
     [case] = report["cases"]
     assert (case["name"], case["status"]) == ("usage/completion-tokens-are-those-delivered", "failed")

@@ -250,7 +250,7 @@ async def test_a_drafter_that_needs_other_features_is_refused_at_connect(
     pair: Pair, target: Path, tmp_path: Path, offered: int, needed: int
 ) -> None:
     write_tiny_feature_drafter(tmp_path, target, needed)
-    pair = replace(pair, info=replace(pair.info, feature_size=offered))
+    pair = replace(pair, info=replace(pair.info, feature_size=offered, lookup=None))
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving_target(pair))
         address = await stack.enter_async_context(serving_drafter(load(tmp_path)))

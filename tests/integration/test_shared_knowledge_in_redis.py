@@ -17,7 +17,7 @@ from orchestrator.prefix_cache.keys import PREFIX, CacheNamespace, knowledge_key
 from tests.conftest import orchestrator_on_fakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect
 from tests.redis_server import RedisServer, SlowProxy, needs_redis, redis_server
-from tests.toy_target import FINGERPRINT, MODEL, babble, plain
+from tests.toy_target import MODEL, babble, plain
 
 pytestmark = needs_redis
 
@@ -82,7 +82,8 @@ async def test_other_hardware_other_drafters_and_other_secrets_find_nothing(
 
 async def test_it_dies_with_its_time_and_garbage_is_counted_and_replaced(redis: RedisServer) -> None:
     await teach(redis.url)
-    key = knowledge_key(CacheNamespace(b"of all", MODEL, FINGERPRINT), HARDWARE, 1, ["cache", "small-lm"])
+    namespace = CacheNamespace(b"of all", MODEL, FakeVerifier().serving_fingerprint)
+    key = knowledge_key(namespace, HARDWARE, 1, ["cache", "small-lm"])
     async with redis.client() as own:
         assert key.startswith(PREFIX)
         assert 0 < await own.pttl(key) <= 86_400_000

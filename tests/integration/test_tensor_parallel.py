@@ -101,6 +101,8 @@ async def started(model: Path, **settings: str) -> AsyncIterator[Service]:
             **os.environ,
             "MODEL": str(model),
             "DEVICE": "cpu",
+            # As transformers computes, on every machine.
+            "DTYPE": "float32",
             "THREADS": "1",
             "KV_CACHE_MIB": "8",
             "GRACE_S": "1",
@@ -143,7 +145,9 @@ async def running(model: Path, **settings: str) -> AsyncIterator[Service]:
 async def one_process(model: Path) -> AsyncIterator[str]:
     """The address of a verifier that holds the whole target, here."""
     torch.set_num_threads(1)
-    target, info = load_probed_target(VerifierConfig(model=str(model), device="cpu", threads=1, kv_cache_mib=8))
+    target, info = load_probed_target(
+        VerifierConfig(model=str(model), device="cpu", dtype="float32", threads=1, kv_cache_mib=8)
+    )
     engine = Engine(target, info, SchedulerLimits(max_sequences=4, max_queued=4, prefill_chunk=64), max_nodes=64)
     engine.start()
     server = rpc.Server(["coppice.v1.VerifierService"])

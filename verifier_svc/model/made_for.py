@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,11 @@ def weights_digest(model: PreTrainedModel) -> str:
     """Digest of names, shapes and some numbers of a model's weights; the same in any precision from bfloat16 on."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
-        flat = weight.detach().flatten()
+        # With tensor parallelism a rank has its part.
+        part = weight.to_local() if isinstance(weight, DTensor) else weight
+        flat = part.detach().flatten()
         some = flat[:: max(1, len(flat) // _NUMBERS)][:_NUMBERS].to("cpu", torch.bfloat16)
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(f"{name} {tuple(part.shape)}".encode())
         digest.update(some.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 

@@ -273,7 +273,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(catalogue, "write_checkpoint", full)
-    with pytest.raises(IncompatibleError, match=f"no room .*{CACHE_VARIABLE}"):
+    with pytest.raises(IncompatibleError, match=f"no space .*{CACHE_VARIABLE}"):
         local_model(str(tmp_path / "file.gguf"))
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
