@@ -18,7 +18,7 @@ from verifier_svc.engine.engine import Engine
 # Products of matrices keep machine code for each size of pass, 2 MiB here. So every batch is of the same shapes, with
 # other tokens; but which rows share a pass is a matter of timing, too, and some sizes come late.
 NUM_WARM_BATCHES = 3
-NUM_BATCHES = 5
+NUM_BATCHES = 9
 BATCH_SIZE = 36
 # Less than an object for each sequence, and far less than what one has for its prompt and tokens.
 MAX_OBJECTS = 24
