@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 _BACKLOG = 512
 _SWEEP_S = 1.0
 _CLOSE_S = 0.5
+# Ended connections that may still send what they have; of more, the oldest are aborted. With TLS each holds buffers.
+_MOST_CLOSING = 32
 _LAST_TURNS = 3
 _HANDSHAKE_S = 10.0
 # Seconds before a handshake may be evicted by another one of its host.
@@ -58,8 +60,8 @@ class Guard:
         # In order of arrival: connections without a preface yet, and the others.
         self._handshakes: dict[Connection, asyncio.Task[None]] = {}
         self._connections: dict[Connection, None] = {}
-        # Ended connections with an end still open.
-        self._closing: set[Connection] = set()
+        # Ended connections with an end still open, oldest first.
+        self._closing: dict[Connection, None] = {}
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -202,7 +204,15 @@ class Guard:
     def _is_gone(self, connection: Connection) -> None:
         self._handshakes.pop(connection, None)
         self._connections.pop(connection, None)
-        self._closing.add(connection)
+        self._closing[connection] = None
+        if len(self._closing) > _MOST_CLOSING:
+            self._forget_ended()
+        for oldest in list(self._closing)[:-_MOST_CLOSING]:
+            del self._closing[oldest]
+            oldest.abort()
+
+    def _forget_ended(self) -> None:
+        self._closing = {connection: None for connection in self._closing if not connection.has_ended}
 
     async def _sweep(self) -> None:
         while True:
@@ -210,7 +220,7 @@ class Guard:
             now_s = asyncio.get_running_loop().time()
             for connection in (*self._handshakes, *self._connections):
                 connection.expire(now_s)
-            self._closing = {connection for connection in self._closing if not connection.has_ended}
+            self._forget_ended()
 
     def _start(self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(coroutine)
