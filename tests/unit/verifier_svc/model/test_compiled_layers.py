@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.tree import EMPTY_TREE
+from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
 from tests.unit.verifier_svc.early_heads import random_head
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
@@ -24,7 +25,10 @@ from verifier_svc.model.precision import multiplies_bfloat16
 from verifier_svc.model.target_model import TargetModel
 
 # The first test of a kind compiles all layers.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not HAS_WIDE_REGISTERS, reason="layers are compiled for vectors of 512 bits"),
+]
 
 # Widths that are no multiples of a panel, biases, norms of heads, windows, and layers of two kinds.
 FAMILIES: dict[str, dict[str, Any]] = {

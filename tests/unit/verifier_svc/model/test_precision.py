@@ -92,7 +92,7 @@ def test_a_target_says_what_it_is_served_in_and_has_the_tokens_of_that(dtype: An
     for token in greedy(target, tokens, 60):
         with torch.inference_mode():
             logits = own(torch.tensor([tokens])).logits[0, -1].float()
-        assert logits.max() - logits[token] <= (1e-3 if dtype == "float32" else 0.25)
+        assert logits.max() - logits[token] <= (1e-3 if dtype == "float32" else 0.5)
         tokens.append(token)
     assert verified(target, tokens[:3], tokens[3:]) == tokens[3:], "speculation changes no token"
 
