@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.core.tree import TokenTree
+from coppice.search.counted_rates import CountedRates
 
 _LENGTHS = (2, 3, 4, 6, 9, 16)
 _DEPTHS = (1, 2, 4, 8)
@@ -15,12 +16,6 @@ _DEPTHS = (1, 2, 4, 8)
 _RANKS = 2
 # Prior hit rates by match length: how often greedy decoding continues as before.
 _PRIORS = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8)
-# Weight of a prior, in guesses.
-_PRIOR_WEIGHT = 8.0
-# Trials at which both counts are halved, so that old guesses fade.
-_MOST_TRIALS = 512.0
-# Upper bound of an estimate.
-MOST = 0.98
 # Weights in guesses: of the factor 1, and at most of the statistics of earlier requests.
 _WEIGHT = 4.0
 _MOST_KNOWN = 16.0
@@ -42,33 +37,21 @@ class DraftersWord(enum.IntEnum):
     BEYOND = 2
 
 
-class HitRates:
+class HitRates(CountedRates):
     """P(guess is right | its parent is right) by kind of guess. Shared by all requests."""
 
     def __init__(self) -> None:
-        self._priors = [
-            _prior(sampled, place, remembered, length, depth, rank)
-            for sampled in (False, True)
-            for place in DraftersWord
-            for remembered in (False, True)
-            for length in range(len(_LENGTHS))
-            for depth in range(len(_DEPTHS))
-            for rank in range(_RANKS)
-        ]
-        self._hits = [_PRIOR_WEIGHT * prior for prior in self._priors]
-        self._trials = [_PRIOR_WEIGHT] * len(self._priors)
-
-    def rate(self, kind: int) -> float:
-        """Estimate for a kind of guess."""
-        return min(MOST, self._hits[kind] / self._trials[kind])
-
-    def count(self, kind: int, hit: bool) -> None:
-        """Record a guess whose parent was right."""
-        self._hits[kind] += hit
-        self._trials[kind] += 1
-        if self._trials[kind] > _MOST_TRIALS:
-            self._hits[kind] /= 2
-            self._trials[kind] /= 2
+        super().__init__(
+            [
+                _prior(sampled, place, remembered, length, depth, rank)
+                for sampled in (False, True)
+                for place in DraftersWord
+                for remembered in (False, True)
+                for length in range(len(_LENGTHS))
+                for depth in range(len(_DEPTHS))
+                for rank in range(_RANKS)
+            ]
+        )
 
 
 def kind_of(sampled: bool, place: DraftersWord, remembered: bool, length: int, depth: int, rank: int) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from orchestrator.prefix_cache.estimates import MOST, DraftersWord, HitRatePrior, HitRates, kind_of
+from coppice.search.counted_rates import MOST_CERTAIN
+from orchestrator.prefix_cache.estimates import DraftersWord, HitRatePrior, HitRates, kind_of
 
 SOURCE = "cache"
 # Siblings per parent; further ones would hardly ever be right.
@@ -106,7 +107,7 @@ class Guesses:
                 log_prob = self._drafted.log_probs[drafted]
                 return _Guess(token, None, self._node(token, parent, log_prob, path * math.exp(log_prob), drafted))
         kind = kind_of(self._sampled, self._place(drafted_parent), candidate.remembered, candidate.length, depth, rank)
-        rate = min(MOST, self._rates.rate(kind) * self._factor)
+        rate = min(MOST_CERTAIN, self._rates.rate(kind) * self._factor)
         if path * rate < self._min_probability:
             return _Guess(token, kind, _NO_NODE)
         self.gain += path * rate

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.search.counted_rates import MOST_CERTAIN, CountedRates
 from verifier_svc.engine.pass_cost import PassCost
 
 SOURCE = "prompt-lookup"
@@ -29,12 +30,9 @@ _WEIGHTS = tuple(3.0 ** min(length, 8) for length in range(_MAX_MATCH + 1))
 _MAX_DEPTH = 16
 # Kinds of guesses: least lengths of a match, least shares of the votes, and least depths.
 _LENGTHS, _SHARES, _DEPTHS = (1, 2, 3, 4, 6, 9, 16), (0.0, 0.2, 0.4, 0.6, 0.8, 0.95), (0, 1, 3)
-# Hit rates before anything was counted, by length and by share; how many guesses they are worth, and after how many the
-# counts are halved.
+# Hit rates before anything was counted, by length and by share.
 _PRIOR_BY_LENGTH = (0.08, 0.2, 0.4, 0.5, 0.65, 0.75, 0.85)
 _PRIOR_BY_SHARE = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
-_PRIOR_WEIGHT, _MOST_TRIALS = 8.0, 512.0
-_MOST_CERTAIN = 0.98
 # Rows that take as long as a pass does by itself, until that is known.
 _FIRST_OWN_ROWS = 16.0
 # A node has to promise so many times what its row costs: both are estimates.
@@ -50,31 +48,20 @@ _LEAST_FACTOR, _MOST_FACTOR = 0.2, 1.5
 _MEAN_RATE = 0.1
 
 
-class LookupRates:
-    """Shares of guesses that were right where the tokens before them were, by kind; of all sequences of an engine."""
+class LookupRates(CountedRates):
+    """Hit rates of guesses of all sequences of an engine."""
 
     def __init__(self) -> None:
-        self._hits: list[float] = []
-        for sampled in (False, True):
-            for by_length in _PRIOR_BY_LENGTH:
-                for by_share in _PRIOR_BY_SHARE:
-                    for least_depth in _DEPTHS:
-                        # Right tokens before it make a guess as good as a longer match does.
-                        rate = 1 - (1 - by_length * by_share) * 0.7 ** min(least_depth, 2)
-                        self._hits.append(_PRIOR_WEIGHT * rate * (0.5 if sampled else 1.0))
-        self._trials = [_PRIOR_WEIGHT] * len(self._hits)
-
-    def rate(self, kind: int) -> float:
-        """Estimated probability that a guess of this kind is right."""
-        return min(_MOST_CERTAIN, self._hits[kind] / self._trials[kind])
-
-    def count(self, kind: int, hit: bool) -> None:
-        """Count a guess."""
-        self._hits[kind] += hit
-        self._trials[kind] += 1
-        if self._trials[kind] > _MOST_TRIALS:
-            self._hits[kind] /= 2
-            self._trials[kind] /= 2
+        # Right tokens before it make a guess as good as a longer match does.
+        super().__init__(
+            [
+                (1 - (1 - by_length * by_share) * 0.7 ** min(least_depth, 2)) * (0.5 if sampled else 1.0)
+                for sampled in (False, True)
+                for by_length in _PRIOR_BY_LENGTH
+                for by_share in _PRIOR_BY_SHARE
+                for least_depth in _DEPTHS
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +181,7 @@ class PromptLookup:
             for token, some in by_token.items():
                 kind = self._kind(max(vote.length for vote in some), weights[token] / total, depth)
                 guesses[token] = _LookupGuess(kind)
-                rate = min(_MOST_CERTAIN, factor * rates.rate(kind))
+                rate = min(MOST_CERTAIN, factor * rates.rate(kind))
                 if path * rate >= least:
                     heapq.heappush(open_guesses, (-path * rate, next(numbers), rate, token, node, depth, some))
 

@@ -9,7 +9,8 @@ import random
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
-from orchestrator.prefix_cache.estimates import MOST, DraftersWord, HitRatePrior, HitRates, kind_of
+from coppice.search.counted_rates import MOST_CERTAIN
+from orchestrator.prefix_cache.estimates import DraftersWord, HitRatePrior, HitRates, kind_of
 from orchestrator.prefix_cache.guesses import SOURCE, Guesses, TokenCandidate
 
 LONG = 16
@@ -37,7 +38,7 @@ def own(*token_ids: int, length: int = LONG) -> TokenCandidate:
 def test_every_kind_of_guess_has_its_own_number() -> None:
     assert sorted(KINDS) == list(range(len(KINDS)))
     assert kind_of(False, DraftersWord.ALONE, False, 99, 99, 9) == kind_of(False, DraftersWord.ALONE, False, 16, 8, 1)
-    assert all(0 < HitRates().rate(kind) <= MOST for kind in KINDS)
+    assert all(0 < HitRates().rate(kind) <= MOST_CERTAIN for kind in KINDS)
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.4, 0.9])
