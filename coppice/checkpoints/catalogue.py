@@ -24,7 +24,7 @@ from coppice.core.errors import IncompatibleError
 
 CACHE_VARIABLE = "COPPICE_CACHE"
 # Part of a converted checkpoint's name; raise it when the conversion's output changes.
-_FORMAT = 1
+_FORMAT = 2
 _KEY_DIGITS = 12
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
 

@@ -18,6 +18,8 @@ from coppice.core.errors import IncompatibleError
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
+# Metadata of a converted checkpoint's weights file.
+_METADATA = {"format": "pt", "source": "gguf"}
 # Packages that `transformers` needs for GGUF files.
 _NEEDED = ("gguf", "accelerate")
 _SPLIT = "split.count"
@@ -31,6 +33,17 @@ def is_gguf(model: str) -> bool:
     """Whether `model` names a GGUF file."""
     path = Path(model)
     return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+def is_converted(model: str) -> bool:
+    """Whether `model` is a checkpoint directory that `write_checkpoint` made."""
+    file = Path(model) / WEIGHTS_FILE
+    if not file.is_file():
+        return False
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return bool(opened.metadata() == _METADATA)
 
 
 def read_fields(file: Path) -> dict[str, Any]:
@@ -132,7 +145,7 @@ def _save(model: Any, directory: Path) -> None:
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             kept[name] = _smallest(tensor)
-    save_file(kept, directory / WEIGHTS_FILE, {"format": "pt"})
+    save_file(kept, directory / WEIGHTS_FILE, _METADATA)
     matrices = {tensor.dtype for tensor in kept.values() if tensor.dim() > 1}
     config = model.config
     if hasattr(config, "quantization_config"):

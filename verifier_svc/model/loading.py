@@ -103,8 +103,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
             provide it; or the KV cache is too small for any text.
         OSError: the checkpoint cannot be read.
     """
-    given = config.model
-    config = config.model_copy(update={"model": local_model(given, logger.info)})
+    config = config.model_copy(update={"model": local_model(config.model, logger.info)})
     device = _device(config.device)
     exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
     transformers_logging.disable_progress_bar()
@@ -112,7 +111,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     tokenizer = read_tokenizer(config.model)
     # Adapters and ranks need modules in single precision.
     may_multiply = ranks is None and not config.space_adapter
-    dtype = chosen_dtype(config.dtype, device, config.model, is_gguf=config.model != given, may_multiply=may_multiply)
+    dtype = chosen_dtype(config.dtype, device, config.model, may_multiply=may_multiply)
     model = load_checkpoint(config.model, torch.float32 if device.type == "cpu" else dtype, device, ranks)
     refuse_unsupported(model)
     # All services hash the checkpoint's own file if it exists, so that versions of transformers agree.

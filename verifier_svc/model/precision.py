@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from coppice.checkpoints.gguf import is_converted
 from verifier_svc.model.made_for import weights_digest
 
 logger = logging.getLogger(__name__)
@@ -21,13 +22,11 @@ logger = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
-def chosen_dtype(
-    wanted: DtypeName, device: torch.device, model: str, *, is_gguf: bool, may_multiply: bool
-) -> torch.dtype:
+def chosen_dtype(wanted: DtypeName, device: torch.device, model: str, *, may_multiply: bool) -> torch.dtype:
     """Dtype in which a checkpoint is served.
 
-    `auto` is bfloat16 on GPUs, and on a CPU for checkpoints in bfloat16 and GGUF files if the processor has bfloat16
-    products and `may_multiply` allows them.
+    `auto` is bfloat16 on GPUs, and on a CPU for checkpoints in bfloat16 and converted GGUF files if the processor has
+    bfloat16 products and `may_multiply` allows them.
     """
     if wanted != "auto":
         return torch.float32 if wanted == "float32" else torch.bfloat16
@@ -35,8 +34,10 @@ def chosen_dtype(
         return torch.bfloat16
     if not may_multiply or not multiplies_bfloat16():
         return torch.float32
+    if is_converted(model):
+        return torch.bfloat16
     stored = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config().dtype
-    return torch.bfloat16 if is_gguf or stored == torch.bfloat16 else torch.float32
+    return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
 
 
 def multiplies_bfloat16() -> bool:

@@ -27,7 +27,7 @@ from transformers import (
 
 from coppice.checkpoints import catalogue
 from coppice.checkpoints.catalogue import CACHE_VARIABLE, CATALOGUE, NotInstalledError, local_model
-from coppice.checkpoints.gguf import read_fields, write_checkpoint
+from coppice.checkpoints.gguf import is_converted, read_fields, write_checkpoint
 from coppice.checkpoints.gguf_export import TYPES, export_gguf
 from coppice.core.errors import IncompatibleError
 
@@ -238,6 +238,10 @@ def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Path(first).name == "my model"
     assert local_model(str(tmp_path / "my model.gguf"), told.append) == first
     assert len(told) == 1
+    # A service gets the directory, and serves it as what it was made of.
+    assert local_model(first) == first
+    assert is_converted(first)
+    assert not is_converted(str(tmp_path / "source"))
     # Another file of the same name is another model.
     export_gguf(write_model(tmp_path / "other", hidden_size=32), tmp_path / "my model.gguf", "f32")
     assert local_model(str(tmp_path / "my model.gguf"), told.append) != first

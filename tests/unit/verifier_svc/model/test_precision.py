@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from coppice.core.tree import chain
@@ -61,8 +62,11 @@ def test_auto_takes_bfloat16_where_it_is_stored_and_multiplied(
 ) -> None:
     model: Any = tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT)
     model.to(stored).save_pretrained(tmp_path)
+    if is_gguf:
+        file = tmp_path / "model.safetensors"
+        save_file(load_file(file), file, {"format": "pt", "source": "gguf"})
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: multiplies)
-    assert chosen_dtype(wanted, device, str(tmp_path), is_gguf=is_gguf, may_multiply=may) is expected
+    assert chosen_dtype(wanted, device, str(tmp_path), may_multiply=may) is expected
 
 
 def test_fingerprints_tell_weights_and_serving_apart() -> None:
