@@ -20,6 +20,9 @@ from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2, verifier_pb2
 
 Value = TypeVar("Value")
 
+# Bits of a node's mask of sources.
+_MAX_SOURCES = 32
+
 
 def tree_to_proto(tree: TokenTree) -> tree_pb2.TokenTree:
     """Message of a tree."""
@@ -46,18 +49,27 @@ def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
     """Tree of a message; missing log-probabilities count as 0.
 
     Raises:
-        InvalidTreeError: the message has more than MAX_TREE_NODES nodes, is not a valid tree, or has distributions that
-            its nodes cannot be draws from.
+        InvalidTreeError: the message has more than MAX_TREE_NODES nodes or _MAX_SOURCES sources, is not a valid tree,
+            or has distributions that its nodes cannot be draws from.
     """
+    count = len(message.token_ids)
+    # Lengths first: reading a list of a million entries takes 20 ms.
+    if count > MAX_TREE_NODES:
+        raise InvalidTreeError(f"{count} nodes; the most are {MAX_TREE_NODES}")
+    longest = max(
+        len(message.parents), len(message.log_probs), len(message.sources), len(message.distribution_sizes) - 1
+    )
+    if longest > count:
+        raise InvalidTreeError(f"{count} nodes and a list of {longest} entries")
+    if len(message.source_names) > _MAX_SOURCES:
+        raise InvalidTreeError(f"{len(message.source_names)} sources; the most are {_MAX_SOURCES}")
     if not message.ByteSize():
         return EMPTY_TREE
-    if len(message.token_ids) > MAX_TREE_NODES:
-        raise InvalidTreeError(f"{len(message.token_ids)} nodes; the most are {MAX_TREE_NODES}")
     # Slices copy at once; iterators would go through the values one by one.
     tree = TokenTree(
         token_ids=tuple(message.token_ids[:]),
         parents=tuple(message.parents[:]),
-        log_probs=tuple(message.log_probs[:]) or (0.0,) * len(message.token_ids),
+        log_probs=tuple(message.log_probs[:]) or (0.0,) * count,
         source_names=tuple(message.source_names),
         sources=tuple(message.sources),
         distributions=_distributions(message) if message.distribution_sizes else (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from coppice.core.errors import CoppiceError, InvalidRequestError
 from verifier_svc.engine.round_outcome import RoundOutcome
@@ -68,3 +68,10 @@ class DrainEvent:
 
 
 Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection | DrainEvent
+
+
+def is_last(event: Event) -> TypeGuard[OutcomeEvent | CompleteEvent | ErrorEvent]:
+    """Whether an event is the last one of its sequence."""
+    if isinstance(event, OutcomeEvent):
+        return event.outcome.finish is not None
+    return isinstance(event, (CompleteEvent, ErrorEvent))

@@ -18,13 +18,18 @@ from verifier_svc.stream.events import DraftRejection, ErrorEvent, Event
 
 
 class RequestParser:
-    """Parser of one stream's messages. Errors go to `tell` and fail only their own sequence or draft."""
+    """Parser of one stream's messages. Errors go to `tell` and fail only their own sequence or draft.
+
+    Drafts of sequences that are not open are dropped unread: sequences end while drafts are under way.
+    """
 
     def __init__(self, engine: Engine, info: TargetInfo, stream: int, tell: Callable[[Sequence[Event]], None]) -> None:
         self._engine = engine
         self._info = info
         self._stream = stream
         self._tell = tell
+        # Sequences opened, and not closed, finished or failed yet.
+        self._open: set[int] = set()
 
     def take(self, request: verifier_pb2.VerifyRequest) -> None:
         """Execute a message, or report its error."""
@@ -34,13 +39,20 @@ class RequestParser:
         except CoppiceError as error:
             self._tell([ErrorEvent(key.sequence_id, error)])
 
+    def ended(self, sequence_id: int) -> None:
+        """Note that a sequence has finished or failed."""
+        self._open.discard(sequence_id)
+
     def _carry_out(self, key: SequenceKey, request: verifier_pb2.VerifyRequest) -> None:
         kind = request.WhichOneof("event")
         if kind == "open":
             self._engine.open(key, self._spec(request.open))
+            self._open.add(key.sequence_id)
         elif kind == "draft":
-            self._submit(key, request.draft)
+            if key.sequence_id in self._open:
+                self._submit(key, request.draft)
         elif kind == "close":
+            self._open.discard(key.sequence_id)
             self._engine.close(key)
         else:
             raise InvalidRequestError("event", "is not set")

@@ -12,7 +12,7 @@ from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import verifier_pb2
 from verifier_svc.engine.engine import Engine
 from verifier_svc.model.target_model import TargetInfo
-from verifier_svc.stream.events import Event
+from verifier_svc.stream.events import Event, is_last
 from verifier_svc.stream.request_parser import RequestParser
 from verifier_svc.stream.responses import responses
 
@@ -83,6 +83,8 @@ class VerifyStream:
     def deliver(self, events: Sequence[Event]) -> None:
         """Send events to the peer."""
         for event in events:
+            if is_last(event):
+                self._parser.ended(event.sequence_id)
             for response in responses(event):
                 self._writer.send(response)
                 for observer in self._observers:

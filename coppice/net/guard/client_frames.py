@@ -45,7 +45,7 @@ from coppice.net.guard.frames import (
 from coppice.net.guard.limits import GuardLimits
 from coppice.net.guard.pending import PEER_KEY
 from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError, content
-from coppice.net.guard.turnstile import HostAccount, Turnstile
+from coppice.net.guard.turnstile import TURN_UNITS, HostAccount, Turnstile
 
 _PEER = PEER_KEY.encode()
 # Method names: gRPC decodes them as UTF-8 in the task that accepts calls.
@@ -67,7 +67,8 @@ _OTHER_UNITS_PER_BYTE = 1 / 65536
 _LOST_DATA_UNITS = 1.0
 _MESSAGE_UNITS = 0.1
 _FREE_MESSAGES = 4
-# Cost per byte of a large message (streams.py) of a streaming call: the server parses it before any check.
+# Cost per byte of a large message (streams.py) of a streaming call: the server parses it before any check. Charged
+# before a frame is read, so that the sender waits, and others do not find the shared budget spent.
 _LARGE_BYTE_UNITS = 1 / 2048
 # Cost of a header block's entries and bytes, charged after decoding.
 _ENTRY_UNITS = 0.05
@@ -92,6 +93,8 @@ class ClientFrames:
         self._decoder = Decoder(_MAX_BLOCK_BYTES)
         # Incomplete header block: stream id, flags and bytes so far.
         self._block: tuple[int, int, bytearray] | None = None
+        # Units paid for the next frame, which may cost more than one turn.
+        self._paid = 0.0
         # Initial window of streams in the client's SETTINGS.
         self._window = frames.DEFAULT_WINDOW_BYTES
 
@@ -114,14 +117,10 @@ class ClientFrames:
                     raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
                 if len(inbound) - at < HEAD_BYTES + length:
                     break
-                # Frames that may complete a call also wait while the server has many pending.
-                if not self._turnstile.take(
-                    self._account, _units(kind, flags, length), passes_calls=kind in (HEADERS, CONTINUATION, DATA)
-                ):
+                payload = bytes(inbound[at + HEAD_BYTES : at + HEAD_BYTES + length])
+                if not self._pay(kind, flags, number, payload):
                     return False
-                at += HEAD_BYTES
-                payload = bytes(inbound[at : at + length])
-                at += length
+                at += HEAD_BYTES + length
                 if self._block is not None and kind != CONTINUATION:
                     raise ProtocolError("a frame within a header block")
                 if kind == DATA:
@@ -132,6 +131,21 @@ class ClientFrames:
         finally:
             del inbound[:at]
             self._calls.to_server(b"".join(out))
+
+    def _pay(self, kind: int, flags: int, number: int, payload: bytes) -> bool:
+        """Whether the next frame is paid for; if not, the connection must wait."""
+        units = _units(kind, flags, len(payload))
+        if kind == DATA and (stream := self._calls.streams.get(number)) is not None and stream.is_streaming:
+            units += _LARGE_BYTE_UNITS * stream.messages.large_bytes(content(kind, flags, payload))
+        # Frames that may complete a call also wait while the server has many pending.
+        passes_calls = kind in (HEADERS, CONTINUATION, DATA)
+        while self._paid < units:
+            part = min(units - self._paid, TURN_UNITS)
+            if not self._turnstile.take(self._account, part, passes_calls=passes_calls):
+                return False
+            self._paid += part
+        self._paid = 0.0
+        return True
 
     def _other_frame(self, kind: int, flags: int, number: int, payload: bytes, out: list[bytes]) -> None:
         if kind in (HEADERS, CONTINUATION):
@@ -158,7 +172,7 @@ class ClientFrames:
             self._turnstile.charge(self._account, _LOST_DATA_UNITS)
             self._calls.give_back(len(payload))
             return
-        num_before, large_before = stream.messages.num_complete, stream.messages.num_large_bytes
+        num_before = stream.messages.num_complete
         try:
             stream.messages.add(content(DATA, flags, payload))
         except MessageTooLargeError:
@@ -173,8 +187,6 @@ class ClientFrames:
             return
         if (num_messages := stream.messages.num_complete - num_before) > _FREE_MESSAGES:
             self._turnstile.charge(self._account, _MESSAGE_UNITS * num_messages)
-        if stream.is_streaming and (num_bytes := stream.messages.num_large_bytes - large_before):
-            self._turnstile.charge(self._account, _LARGE_BYTE_UNITS * num_bytes)
         if stream.upstream:
             self._pass_on(number, stream, flags, payload, out)
         else:

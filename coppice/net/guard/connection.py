@@ -147,7 +147,7 @@ class Connection:
             # A TLS transport closed twice can no longer be aborted.
             return
         end.close()
-        self._loop.call_later(_FLUSH_S, end.abort)
+        self._loop.call_later(_FLUSH_S, self.abort)
 
     def _count_ends(self, change: int) -> None:
         self._num_ends += change
@@ -165,6 +165,8 @@ class Connection:
             transport.abort()
 
     def _client_lost(self) -> None:
+        # A transport that has been flushed and closed cannot be aborted.
+        self._client = None
         self._count_ends(-1)
         if self._server is not None:
             self._hang_up(self._server)
@@ -251,6 +253,7 @@ class Connection:
         self._count_ends(1)
 
     def _server_lost(self) -> None:
+        self._server = None
         self._count_ends(-1)
         if self._client is not None:
             self._hang_up(self._client)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 from coppice.net.guard.frames import END_STREAM, HEADERS, Headers, without_padding
 
 # Prefix of a gRPC message: compression flag and length.
@@ -27,6 +30,19 @@ class Messages:
         self._prefix = b""
         self._left = 0
 
+    def large_bytes(self, data: bytes) -> int:
+        """Bytes of large messages in the next `data`, which is not consumed."""
+        if self.size > SMALL_BYTES:
+            # Without a look at what may follow it.
+            return len(data)
+        if len(data) <= SMALL_BYTES:
+            # At most the beginning of one.
+            return 0
+        trial = copy.copy(self)
+        with contextlib.suppress(MessageTooLargeError):
+            trial.add(data)
+        return trial.num_large_bytes - self.num_large_bytes
+
     def add(self, data: bytes) -> None:
         """Consume the next bytes of the call.
 
@@ -39,6 +55,8 @@ class Messages:
                 step = min(self._left, end - at)
                 self._left -= step
                 at += step
+                if self.size > SMALL_BYTES:
+                    self.num_large_bytes += step
             else:
                 if not self._prefix:
                     self.num_begun += 1
@@ -51,7 +69,6 @@ class Messages:
                 self._prefix = b""
                 if self.size > self.max_bytes:
                     raise MessageTooLargeError
-                self.num_large_bytes += max(0, self.size - SMALL_BYTES)
             if not self._left:
                 self.size = 0
                 self.num_complete += 1

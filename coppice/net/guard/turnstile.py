@@ -31,9 +31,9 @@ class Rates:
 
 
 DEFAULT_RATES = Rates()
-# Interval of turns in seconds, and units per turn.
+# Interval of turns in seconds, and units per turn: who needs more pays in several.
 _TICK_S = 0.004
-_TURN_UNITS = 6.0
+TURN_UNITS = 6.0
 # Units that a connection may lag behind in fair queueing and catch up on later.
 _CREDIT_UNITS = 60.0
 
@@ -168,13 +168,13 @@ class Turnstile:
         """Resume connections in order of start tags, as far as the shared budget goes."""
         self._timer = None
         now_s = self._loop.time()
-        while self._waiting and self._shared.fill(now_s) >= _TURN_UNITS and not self.pending.is_full:
+        while self._waiting and self._shared.fill(now_s) >= TURN_UNITS and not self.pending.is_full:
             start, _, host = heapq.heappop(self._waiting)
             self._virtual = max(self._virtual, start)
             start, _, account = heapq.heappop(host.waiting)
             host.virtual = max(host.virtual, start)
             has_more = bool(host.waiting)
-            account.turn = _TURN_UNITS
+            account.turn = TURN_UNITS
             account.resume()
             if has_more:
                 self._queue(host)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +92,21 @@ def test_a_tree_of_more_nodes_than_any_budget_is_refused_before_it_is_looked_at(
         tree_from_proto(message)
     del message.token_ids[-1], message.parents[-1]
     assert len(tree_from_proto(message)) == MAX_TREE_NODES
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"parents": [-1] * 9}, "2 nodes and a list of 9 entries"),
+        ({"log_probs": [0.0] * 9}, "2 nodes and a list of 9 entries"),
+        ({"sources": [1] * 9}, "2 nodes and a list of 9 entries"),
+        ({"distribution_sizes": [0] * 4}, "2 nodes and a list of 3 entries"),
+        ({"source_names": ["x"] * 33}, "33 sources; the most are 32"),
+    ],
+)
+def test_a_tree_with_lists_longer_than_its_nodes_is_refused_before_they_are_read(
+    fields: dict[str, Any], told: str
+) -> None:
+    message = tree_pb2.TokenTree(**{"token_ids": [1, 2], "parents": [-1, 0], **fields})
+    with pytest.raises(InvalidTreeError, match=told):
+        tree_from_proto(message)

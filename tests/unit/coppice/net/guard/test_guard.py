@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import struct
 import time
@@ -17,6 +18,7 @@ import pytest
 import trustme
 
 from coppice.net.guard import frames
+from coppice.net.guard.guard import Guard
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.guard.limits import GuardLimits
 from coppice.net.guard.pending import BeginsCalls, PendingCalls
@@ -326,6 +328,32 @@ async def test_data_of_calls_that_are_over_does_not_come_faster_than_others_bear
         assert max(times_s) < 1.0
 
 
+async def test_who_sends_large_messages_on_streams_waits_and_nobody_else() -> None:
+    text = message(b"x" * 60_000)
+    async with serving() as (_, address), channel(address) as good:
+        method = good.unary_unary(SAY)
+        await method(b"warm", timeout=TIMEOUT_S)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(raw(address)) for _ in range(80)]
+            for client in clients:
+                client.send(opened(1, ECHO))
+            # Until the shared budget is full again.
+            await asyncio.sleep(1.0)
+            for client in clients:
+                # Together 2,300 units, of which there are 1,000 at once.
+                client.send(*(data(1, text[at : at + 16_000], ends=False) for at in range(0, len(text), 16_000)))
+            times_s = []
+            for _ in range(20):
+                started_s = time.monotonic()
+                assert await method(b"hello", timeout=TIMEOUT_S) == b"hello"
+                times_s.append(time.monotonic() - started_s)
+                await asyncio.sleep(0.02)
+            for client in clients:
+                await client.until(frames.DATA, 1)
+        # Where all is read at once and earned later, somebody waits for half a second.
+        assert max(times_s) < 0.25
+
+
 class BeginsLater(BeginsCalls):
     """Begins with calls when it is let."""
 
@@ -574,6 +602,53 @@ async def test_a_host_that_floods_with_connections_gets_no_more_handshakes() -> 
         # Another host takes a place of theirs.
         assert await say(address) == b"hello"
         assert sum(reader.at_eof() for reader in silent[:4]) == 1
+
+
+async def test_of_ended_connections_that_do_not_read_the_oldest_lose_what_they_were_sent(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    pings = frame(frames.PING, 0, 0, b"12345678") * 10_000
+    upstream: list[asyncio.StreamWriter] = []
+
+    async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.settings([]) + pings)
+        upstream.append(writer)
+
+    async with await asyncio.start_unix_server(flood, tmp_path / "grpc"):
+        guard = Guard(str(tmp_path / "grpc"), LIMITS)
+        port = guard.listen("127.0.0.1:0")
+        # What does not fit into sockets is the guard's.
+        guard._listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        clients = []
+        for _ in range(40):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, PREFACE + frames.settings([]))
+            clients.append(client)
+        await eventually(lambda: len(upstream) == len(clients))
+        await asyncio.sleep(0.2)
+        for client in clients:
+            await loop.sock_sendall(client, opened(2))
+            await asyncio.sleep(0.01)
+        received = await asyncio.gather(*map(_until_closed, clients))
+        await guard.stop()
+        for writer in upstream:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in upstream), return_exceptions=True)
+    # The reason why they were closed comes last.
+    reason = frames.goaway(0, frames.PROTOCOL_ERROR)
+    is_complete = [data.endswith(reason) for data in received]
+    assert is_complete == [False] * 8 + [True] * 32
+
+
+async def _until_closed(client: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 65536), TIMEOUT_S):
+            received += data
+    client.close()
+    return received
 
 
 async def test_calls_that_run_when_the_server_stops_go_on_to_their_end() -> None:

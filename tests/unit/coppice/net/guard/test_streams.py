@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.net.guard.frames import DATA, HEADERS, ProtocolError, header_frames, without_padding
-from coppice.net.guard.streams import SMALL_BYTES, Messages, MessageTooLargeError
+from coppice.net.guard.streams import PREFIX_BYTES, SMALL_BYTES, Messages, MessageTooLargeError
 
 
 def encoded(sizes: list[int]) -> bytes:
@@ -39,11 +39,24 @@ def test_a_message_that_is_too_large_is_told_by_its_length_alone() -> None:
 def test_bytes_of_large_messages_are_counted_but_not_of_one_that_is_too_large() -> None:
     messages = Messages(10_000)
     messages.add(encoded([SMALL_BYTES, SMALL_BYTES + 7, 10_000]))
-    assert messages.num_large_bytes == 7 + 10_000 - SMALL_BYTES
+    assert messages.num_large_bytes == SMALL_BYTES + 7 + 10_000
     before = messages.num_large_bytes
     with pytest.raises(MessageTooLargeError):
         messages.add(b"\0\xff\xff\xff\xff")
     assert messages.num_large_bytes == before
+
+
+def test_bytes_of_large_messages_are_known_before_they_are_consumed() -> None:
+    messages = Messages(1 << 20)
+    assert messages.large_bytes(encoded([100] * 100)) == 0
+    assert messages.large_bytes(encoded([100, 9_000, 100])) == 9_000
+    data = encoded([100_000])
+    assert messages.large_bytes(data[:16_000]) == 16_000 - PREFIX_BYTES
+    assert messages.num_begun == 0
+    messages.add(data[:100])
+    # Within one, whatever the size of its pieces.
+    assert messages.large_bytes(data[100:200]) == 100
+    assert Messages(5_000).large_bytes(encoded([4_500, 9_000])) == 4_500
 
 
 @given(payload=st.binary(max_size=40), padding=st.integers(0, 20))
