@@ -6,21 +6,10 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from coppice.kernels.cpu.half_tables import HalfArray, floats, halves
+from coppice.kernels.cpu.half_products import scores_behind
+from coppice.kernels.cpu.half_tables import halves
 from coppice.search.likeliest_tokens import FloatArray
-
-try:
-    from coppice.kernels.cpu.half_products import scores_behind
-except ImportError:
-
-    def scores_behind(
-        scores: FloatArray, rows: npt.NDArray[np.int64], before: FloatArray, behind: HalfArray, sigmas: FloatArray
-    ) -> FloatArray:
-        """Fallback without the compiled function."""
-        return ((scores[rows] + before @ floats(behind)) / sigmas[:, None]).astype(np.float32)
-
 
 # Floor of row norms in their normalisation.
 _SMALLEST = np.float32(1e-6)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
+from numba.core.errors import NumbaError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -189,7 +190,7 @@ def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: Floa
         return forward
     assert isinstance(model, LlamaForCausalLM)
     bound = INT8_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    # A missing or unsuitable compiler must not stop the service.
+    # A compiler that fails on this processor, or has no place for its files, must not stop the service.
     try:
         for way in compiled_ways():
             compiled = LlamaForward(model, way)
@@ -198,7 +199,7 @@ def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: Floa
                 logger.info("compiled draft steps (%s), off by at most %.2g", way, deviation)
                 return compiled
             logger.warning("compiled draft steps (%s) are off by %.2g, more than %.2g", way, deviation, bound)
-    except Exception as error:  # noqa: BLE001  see above
+    except (NumbaError, RuntimeError, OSError) as error:
         logger.warning("compiling draft steps failed: %s", error)
     logger.warning("draft steps are not compiled and slower")
     return forward

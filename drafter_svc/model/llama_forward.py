@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from coppice.kernels.cpu.packed_linear import Product, make_linear
 from drafter_svc.kernels.base import Found, WholeSearch
+from drafter_svc.kernels.cpu.int8_inputs import is_available
+from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 from drafter_svc.model.hf_forward import max_positions, to_numpy
 from drafter_svc.model.prefix_blocks import KvBlock
 from drafter_svc.model.tree_cache import FloatArray, Rows
-
-if TYPE_CHECKING:
-    from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 
 # Implementation of passes over few rows: torch; compiled with 8-bit weights; compiled with 8-bit weights and inputs.
 FewRowsWay = Literal["tensors", "w8", "w8a8"]
@@ -84,13 +83,7 @@ def is_supported(model: PreTrainedModel) -> bool:
 
 
 def compiled_ways() -> list[FewRowsWay]:
-    """Compiled implementations for this machine, fastest first.
-
-    Raises:
-        ImportError: Numba is not installed.
-    """
-    from drafter_svc.kernels.cpu.int8_inputs import is_available
-
+    """Compiled implementations for this machine, fastest first."""
     return ["w8a8", "w8"] if is_available() else ["w8"]
 
 
@@ -99,11 +92,7 @@ class LlamaForward:
 
     @torch.inference_mode()
     def __init__(self, model: LlamaForCausalLM, few_rows: FewRowsWay = "tensors") -> None:
-        """Copy the weights; `few_rows` other than "tensors" is for float32 on a CPU, and one of `compiled_ways`.
-
-        Raises:
-            ImportError: Numba is not installed.
-        """
+        """Copy the weights; `few_rows` other than "tensors" is for float32 on a CPU, and one of `compiled_ways`."""
         config = model.config
         self.vocab_size = config.vocab_size
         self.max_positions = max_positions(model)
@@ -262,9 +251,6 @@ class LlamaForward:
 
 
 def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
-    # Imported late: all else works without Numba.
-    from drafter_svc.kernels.cpu.tree_search import CompiledLlama
-
     tables = cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy()
     return CompiledLlama(model, *tables, round_inputs=round_inputs)
 

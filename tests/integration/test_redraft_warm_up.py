@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("numba")
 SCRIPT = """
 import os
 from coppice.kernels.cpu.transition_search import search_behind_token

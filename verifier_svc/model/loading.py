@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -35,10 +34,13 @@ from verifier_svc.extras.redraft.adapter import Transition, load_adapter
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
 from verifier_svc.kernels.base import KernelLimitError, StaticKernel
+from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
+from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
+from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.exactness_probe import masks_leave_rows_alone, rows_stand_alone
@@ -57,9 +59,6 @@ from verifier_svc.model.precision import (
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
 from verifier_svc.model.target_model import TargetInfo, TargetModel
-
-if TYPE_CHECKING:
-    from verifier_svc.kernels.cpu.attention import CompiledKernel
 
 logger = logging.getLogger(__name__)
 
@@ -212,9 +211,6 @@ def compiled_target(
     """The model with compiled layers, if it is of the family and passes the probe; otherwise it is left unchanged."""
     if (kernel := compiled_kernel(model)) is None:
         return None
-    # Imported here: exists if the kernel does.
-    from verifier_svc.model.compiled_layers import compile_layers
-
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
     try:
         compile_layers(target, kernel, rounds_inputs=probe.dtype == torch.bfloat16 and multiplies_bfloat16())
@@ -445,27 +441,16 @@ def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: Redr
 def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
     """Replace a CPU model's layers by faster ones, and for strict mode by even ones."""
     logger.info("packed %d linear layers", pack_linears(model))
-    # Without a compiler, attention and products log a warning.
-    with contextlib.suppress(ImportError):
-        # Imported here: Numba is optional.
-        from verifier_svc.kernels.cpu.norms import compile_norms
-
-        logger.info("compiled %d norms", compile_norms(model))
+    logger.info("compiled %d norms", compile_norms(model))
     if exact:
         even_activations(model)
     logger.info("%d layers use panels for products of a few rows", prefer_panels(model, threads.set_for))
 
 
 def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:
-    """Compiled kernel for a model in single precision on a CPU; None for others, or without a compiler."""
+    """Compiled kernel for a model in single precision on a CPU; None for others."""
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-        return None
-    try:
-        # Imported here: Numba is optional.
-        from verifier_svc.kernels.cpu.attention import CompiledKernel
-    except ImportError as error:
-        logger.warning("attention is not compiled and slower: %s", error)
         return None
     return CompiledKernel()
 

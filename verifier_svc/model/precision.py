@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from coppice.checkpoints.gguf import is_converted
+from coppice.kernels.cpu.vector_code import MULTIPLIES_HALVES
 from verifier_svc.model.made_for import weights_digest
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,6 @@ def chosen_dtype(wanted: DtypeName, device: torch.device, model: str, *, may_mul
 
 def multiplies_bfloat16() -> bool:
     """Whether the processor has bfloat16 dot products, and layers can be compiled for them."""
-    try:
-        # Imported here: Numba is optional.
-        from coppice.kernels.cpu.vector_code import MULTIPLIES_HALVES
-    except ImportError:
-        return False
     return MULTIPLIES_HALVES
 
 

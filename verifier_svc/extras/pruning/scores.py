@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coppice.kernels.cpu.compiler import compiled
 from verifier_svc.extras.pruning.head import EarlyHead
 from verifier_svc.extras.pruning.rows import Candidates
 from verifier_svc.model.output_layer import OutputLayer
-
-CAN_COMPILE = True
-try:
-    from coppice.kernels.cpu.compiler import compiled
-except ImportError:
-    CAN_COMPILE = False
-    Function = TypeVar("Function", bound=Callable[..., Any])
-
-    def compiled(function: Function) -> Function:
-        """The function unchanged; never called in this case."""
-        return function
-
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -44,10 +31,8 @@ class EarlyScores:
         weight = output.weight
         self._device = weight.device
         tensors = (weight, head.norm_weight, head.norm_bias)
-        self._is_compiled = (
-            CAN_COMPILE
-            and weight.is_contiguous()
-            and all(one.device.type == "cpu" and one.dtype == torch.float32 for one in tensors)
+        self._is_compiled = weight.is_contiguous() and all(
+            one.device.type == "cpu" and one.dtype == torch.float32 for one in tensors
         )
         # Compiled here, so that no request waits.
         row = np.zeros(1, np.int64)

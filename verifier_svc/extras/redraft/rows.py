@@ -14,16 +14,11 @@ from transformers import PreTrainedModel
 from coppice.core.errors import IncompatibleError
 from coppice.kernels.cpu.half_tables import halves
 from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter
+from verifier_svc.extras.redraft.low_rank import add_low_rank, put_inputs
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-CAN_COMPILE = True
-try:
-    from verifier_svc.extras.redraft.low_rank import add_low_rank, put_inputs
-except ImportError:
-    CAN_COMPILE = False
 
 
 class MaskRows:
@@ -53,7 +48,7 @@ class MaskRows:
                 f"the adapter's masks have {self._table.shape[-1]} numbers, the target's embeddings {probe.shape[-1]}"
             )
         # torch's overhead exceeds small products.
-        self._by_row = CAN_COMPILE and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+        self._by_row = parameter.device.type == "cpu" and parameter.dtype == torch.float32
         # None for models whose embedding is not a plain table.
         self._embeddings: FloatArray | None = None
         if self._by_row and type(self._embed) is nn.Embedding and self._embed.max_norm is None:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from coppice.kernels.cpu.half_tables import halves
 from coppice.kernels.cpu.packed_linear import Product
+from coppice.kernels.cpu.vector_code import HAS_FUSED
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear, layers_by_shape
+from verifier_svc.kernels.cpu.panel_products import multiply, packed_panels
 
 LastFaster: TypeAlias = Callable[[Mapping[PackedLinear, Product], Callable[[int], None]], int]
 
@@ -43,12 +45,6 @@ def prefer_panels(
     `last_faster` gives the number of rows up to which products are faster than their layers' own; by default measured.
     """
     last_faster = last_faster or _last_faster
-    try:
-        # Imported here: Numba is optional.
-        from coppice.kernels.cpu.vector_code import HAS_FUSED
-    except ImportError as error:
-        logger.warning("products of a few rows use oneDNN, which is slower: %s", error)
-        return 0
     if not HAS_FUSED:
         return 0
     num_preferred = 0
@@ -81,12 +77,8 @@ class PanelProduct:
     """
 
     def __init__(self, layer: PackedLinear, chain: int) -> None:
-        # Imported here: Numba is optional.
-        from verifier_svc.kernels.cpu.panel_products import multiply, packed_panels
-
         self.chain = chain
         self.num_inputs, self.num_outputs = layer.in_features, layer.out_features
-        self._multiply = multiply
         self._panels = packed_panels(halves(layer.weight.detach().numpy()))
         self._biases = np.empty(0, np.float32) if layer.bias is None else layer.bias.detach().numpy()
 
@@ -96,7 +88,7 @@ class PanelProduct:
         inputs, outputs = rows.contiguous().numpy(), result.numpy()
         if rows.dim() != 2:
             inputs, outputs = inputs.reshape(-1, self.num_inputs), outputs.reshape(-1, self.num_outputs)
-        self._multiply(inputs, self._panels, self.chain, self._biases, outputs)
+        multiply(inputs, self._panels, self.chain, self._biases, outputs)
         return result
 
 

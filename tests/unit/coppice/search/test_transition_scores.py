@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -66,19 +63,3 @@ def test_tables_of_embeddings_are_those_of_rows_made_equally_large() -> None:
     for wrong in ((before, behind[:2]), (behind, before), (before[:, :3], behind)):
         with pytest.raises(ValueError, match="do not fit embeddings of"):
             TransitionScores.of_embeddings(*wrong, embeddings, output)
-
-
-def test_without_numba_they_are_the_same() -> None:
-    script = """
-import sys
-sys.modules["numba"] = None
-import numpy as np
-from coppice.search.transition_scores import TransitionScores
-assert "coppice.kernels.cpu.half_products" not in sys.modules
-rng = lambda seed, *shape: np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-known = TransitionScores(rng(2, 61, 5), rng(3, 61, 5))
-said = known.behind([7, 60, 0, 7], rng(1, 3, 61), [2, 0, 0, 1], np.array([0.5, 1.0, 2.0], np.float32))
-sys.stdout.buffer.write(said.tobytes())
-"""
-    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    assert np.allclose(np.frombuffer(output, F).reshape(4, 61), known_scores()[1], atol=1e-5)

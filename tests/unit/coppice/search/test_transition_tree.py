@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from coppice.core.tree import TokenTree
-from coppice.search import transition_tree as module
-from coppice.search.likeliest_tokens import top_children
+from coppice.search.likeliest_tokens import FloatArray, top_children
 from coppice.search.transition_scores import TransitionScores
 from coppice.search.transition_tree import transition_tree
+from coppice.search.tree_builder import Frontier, build_tree
 from coppice.search.tree_limits import Children, TreeLimits
 
-pytest.importorskip("numba")
 VOCAB, RANK = 40, 3
 
 
@@ -31,6 +30,30 @@ def known(seed: int, depths: int) -> tuple[TransitionScores, np.ndarray, np.ndar
 
 def paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
     return dict(zip(tree.paths(), tree.path_log_probs, strict=True))
+
+
+def library_tree(
+    root: Children | int,
+    transition: TransitionScores,
+    scores: FloatArray,
+    sigmas: FloatArray,
+    limits: TreeLimits,
+    max_children: int,
+    source: str,
+) -> TokenTree:
+    """`transition_tree` in steps."""
+
+    def children_of(token_ids: Sequence[int], depths: Sequence[int]) -> list[Children]:
+        return top_children(transition.behind(token_ids, scores, depths, sigmas), np.float32(1), max_children)
+
+    first_depth = 0 if isinstance(root, Children) else 1
+
+    def expand(frontier: Frontier) -> list[Children]:
+        return children_of(frontier.token_ids, [depth - 1 + first_depth for depth in frontier.depths])
+
+    children = root if isinstance(root, Children) else children_of([root], [0])[0]
+    depths = replace(limits, max_depth=len(scores) + 1 - first_depth)
+    return build_tree(children, expand, depths, source)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["behind a token", "children given"])
@@ -50,7 +73,7 @@ def test_the_compiled_search_finds_the_nodes_that_the_one_in_steps_finds(given: 
             scores, sigmas = scores[1:], sigmas[1:]
         arguments = (root, transition, scores, sigmas, limits, 6, "x")
         tree = transition_tree(*arguments)
-        expected = module._library_tree(*arguments)
+        expected = library_tree(*arguments)
         assert paths(tree) == pytest.approx(paths(expected), abs=1e-5)
         assert tree.source_names == ("x",)
         # Likeliest first, so that the first few are the best few.
@@ -60,7 +83,7 @@ def test_the_compiled_search_finds_the_nodes_that_the_one_in_steps_finds(given: 
     assert len(sizes) > 4
 
 
-def test_nothing_is_expanded_that_cannot_give_one_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_expanded_that_cannot_give_one_of_the_best() -> None:
     """A tree of one node is the likeliest child, and one whose nodes must be certain is empty."""
     transition, scores, sigmas = known(3, 3)
     only = transition_tree(5, transition, scores, sigmas, TreeLimits(1), 4, "x")
@@ -71,26 +94,3 @@ def test_nothing_is_expanded_that_cannot_give_one_of_the_best(monkeypatch: pytes
     assert len(transition_tree(5, transition, scores, sigmas, certain, 4, "x")) == 0
     nothing = np.full_like(scores, -np.inf)
     assert len(transition_tree(5, transition, nothing, sigmas, TreeLimits(9), 4, "x")) == 0
-    # Above, both searches agree; here, that the one without a compiler is taken where there is none.
-    monkeypatch.setattr(module, "CAN_COMPILE", False)
-    assert transition_tree(5, transition, scores, sigmas, TreeLimits(1), 4, "x") == only
-
-
-def test_it_works_without_a_compiler() -> None:
-    script = """
-import sys
-sys.modules["numba"] = None
-import numpy as np
-from coppice.search import transition_tree as module
-from coppice.search.transition_scores import TransitionScores
-from coppice.search.tree_limits import TreeLimits
-table = 3 * np.eye(3, dtype=np.float32)
-scores = np.array([[0, 4, 0], [0, 0, 0]], np.float32)
-tree = module.transition_tree(
-    0, TransitionScores(table, table), scores, np.ones(2, np.float32), TreeLimits(2), 2, "x"
-)
-print(module.CAN_COMPILE, tree.token_ids, tree.parents)
-"""
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    # The likeliest token though another one stands before it, and behind that one its own.
-    assert output.stdout.split(maxsplit=1) == ["False", "(0, 0) (-1, 0)\n"]

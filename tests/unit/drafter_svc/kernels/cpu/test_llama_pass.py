@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import numpy as np
 import pytest
+from numba.core.errors import NumbaError
 from transformers import LlamaForCausalLM
 
 from drafter_svc.kernels.cpu import llama_pass
 from drafter_svc.kernels.cpu.int8_weights import quantise
 from drafter_svc.kernels.cpu.llama_pass import FewRowsPass
-from drafter_svc.model import checkpoint
+from drafter_svc.model import checkpoint, llama_forward
 from drafter_svc.model.hf_forward import PlainForward
 from drafter_svc.model.llama_forward import MOST_ROWS, LlamaForward
 from tests.eight_bits import needs_int8_inputs, round_inputs_to_8_bits, round_to_8_bits
@@ -67,14 +67,16 @@ def test_a_drafter_gets_the_compiled_pass(llama: LlamaForCausalLM, caplog: pytes
     assert "compiled draft steps" in caplog.text
 
 
-def test_without_numba_drafts_are_slower_but_there(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [NumbaError("no such type"), RuntimeError("LLVM"), PermissionError("no cache")])
+def test_where_compiling_fails_drafts_are_slower_but_there(
+    error: Exception, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kernels = "drafter_svc.kernels.cpu"
-    for module in (f"{kernels}.tree_search", f"{kernels}.llama_pass", "coppice.kernels.cpu.compiler"):
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "numba", None)
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(llama_forward, "CompiledLlama", fail)
     forward = checkpoint.choose_forward(llama)
+    assert "compiling draft steps failed" in caplog.text
     assert "not compiled" in caplog.text
     expected = run_random_rounds(PlainForward(llama), 0)
     assert np.abs(run_random_rounds(forward, 0) - expected).max() < 2e-4, "full precision"
