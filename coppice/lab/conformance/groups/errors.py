@@ -36,7 +36,8 @@ def outside(name: str) -> Callable[[Deployment], GenerateRequest]:
 WRONG: dict[str, tuple[str, Callable[[Deployment], GenerateRequest]]] = {
     "no-input": ("prompt", lambda deployment: GenerateRequest()),
     "an-empty-text": ("prompt", lambda deployment: build("")),
-    "a-text-beyond-the-context": ("prompt", lambda deployment: build("x " * 600 * deployment.info.max_context_tokens)),
+    # As many bytes as any deployment reads: gRPC refuses larger messages, and names no field.
+    "a-text-beyond-the-context": ("prompt", lambda deployment: build("x " * 16 * deployment.info.max_context_tokens)),
     "no-token-ids": ("token_ids", lambda deployment: build([])),
     "a-token-outside-the-vocabulary": (
         "token_ids",
