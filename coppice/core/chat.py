@@ -51,6 +51,8 @@ class ChatTemplate:
             UnsupportedError: there is no template, or it is not valid.
         """
         template = self._template
+        if isinstance(template, str):
+            raise UnsupportedError(f"{FIELD}: {template}")
         try:
             prompt: str = template.render(
                 messages=[{"role": message.role, "content": message.content} for message in messages],
@@ -70,15 +72,16 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Any:
+        """The compiled template, or a text that says why there is none."""
         if not self._source:
-            raise UnsupportedError(f"{FIELD}: the target has no chat template; send a prompt")
+            return "the target has no chat template; send a prompt"
         # Imported late: only chats need it.
         import jinja2
 
         try:
             return _environment().from_string(self._source)
         except jinja2.TemplateError as error:
-            raise UnsupportedError(f"{FIELD}: the target's chat template cannot be used: {_reason(error)}") from error
+            return f"the target's chat template cannot be used: {_reason(error)}"
 
 
 def _environment() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -91,6 +92,22 @@ def test_templates_cannot_leave_their_sandbox_nor_fail_unseen(source: str) -> No
 def test_without_a_template_that_can_be_used_there_is_no_chat(source: str, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
         ours(source, [("user", "x")])
+
+
+def test_a_template_that_cannot_be_used_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    from_string = ImmutableSandboxedEnvironment.from_string
+
+    def counted(self: ImmutableSandboxedEnvironment, source: str) -> object:
+        compiled.append(source)
+        return from_string(self, source)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", counted)
+    template = ChatTemplate("{% if %}")
+    for _ in range(3):
+        with pytest.raises(UnsupportedError, match="cannot be used"):
+            template.render([ChatMessage("user", "x")])
+    assert compiled == ["{% if %}"]
 
 
 @pytest.mark.parametrize("role", ["", "r" * (MAX_ROLE_BYTES + 1)])
