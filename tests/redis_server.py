@@ -34,8 +34,13 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def start(self) -> None:
-        """Start it, and return when it answers."""
-        assert PROGRAM is not None
+        """Start it, and return when it answers.
+
+        Raises:
+            RuntimeError: Redis is not installed.
+        """
+        if PROGRAM is None:
+            raise RuntimeError(NO_REDIS)
         self._process = await asyncio.create_subprocess_exec(
             PROGRAM,
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory)),

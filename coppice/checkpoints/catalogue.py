@@ -14,10 +14,11 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpoint
 from coppice.core.errors import IncompatibleError
@@ -26,6 +27,9 @@ CACHE_VARIABLE = "COPPICE_CACHE"
 # Part of a converted checkpoint's name; raise it when the conversion's output changes.
 _FORMAT = 2
 _KEY_DIGITS = 12
+# Longer than conversions of the largest files; and seconds between looks at a lock.
+_LONGEST_CONVERSION_S = 3600.0
+_LOOK_S = 0.1
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
 
 
@@ -115,7 +119,7 @@ def _converted(file: Path, name: str, licences: tuple[Path, ...], tell: Callable
     if (place / name).is_dir():
         return place / name
     try:
-        with _alone(cache, place.name):
+        with _alone(cache, place.name, file.name, tell):
             if not (place / name).is_dir():
                 fields = read_fields(file)
                 tell(f"converting {file.name}, once, into {place / name} ...")
@@ -146,9 +150,33 @@ def _convert(file: Path, fields: Mapping[str, Any], name: str, licences: tuple[P
 
 
 @contextlib.contextmanager
-def _alone(cache: Path, key: str) -> Iterator[None]:
-    """Exclusive lock on one model across processes."""
+def _alone(cache: Path, key: str, name: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Exclusive lock on one model across processes, free again when its holder ends.
+
+    Raises:
+        IncompatibleError: another process holds it for longer than any conversion takes.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        until_s = time.monotonic() + _LONGEST_CONVERSION_S
+        has_told = False
+        while not _is_taken(lock):
+            if time.monotonic() > until_s:
+                raise IncompatibleError(
+                    f"another process has been converting {name} for {_LONGEST_CONVERSION_S / 60:g} minutes: end it "
+                    f"(it has {lock.name} open)"
+                )
+            if not has_told:
+                tell(f"waiting for another process to convert {name} ...")
+                has_told = True
+            time.sleep(_LOOK_S)
         yield
+
+
+def _is_taken(lock: TextIO) -> bool:
+    """Whether this process has the lock now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

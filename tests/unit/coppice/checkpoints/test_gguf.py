@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import shutil
@@ -255,8 +256,23 @@ def test_those_that_ask_at_once_get_the_same_model(tmp_path: Path, monkeypatch: 
     with ThreadPoolExecutor(4) as threads:
         found = set(threads.map(lambda _: local_model(str(tmp_path / "file.gguf"), told.append), range(4)))
     assert len(found) == 1
-    assert len(told) == 1
+    assert len([line for line in told if line.startswith("converting")]) == 1
     assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
+
+
+def test_nobody_waits_for_ever_for_a_conversion_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    export_gguf(write_model(tmp_path / "source"), tmp_path / "file.gguf", "f32")
+    place = Path(local_model(str(tmp_path / "file.gguf"))).parent
+    shutil.rmtree(place)
+    monkeypatch.setattr(catalogue, "_LONGEST_CONVERSION_S", 0.3)
+    told: list[str] = []
+    with (tmp_path / "cache" / f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(IncompatibleError, match="another process has been converting file"):
+            local_model(str(tmp_path / "file.gguf"), told.append)
+    assert told == ["waiting for another process to convert file.gguf ..."]
+    assert Path(local_model(str(tmp_path / "file.gguf"))).is_dir()
 
 
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
