@@ -29,6 +29,11 @@ class DrafterConfig(ServiceSettings):
     drafter_kind: Annotated[str, Rule(f"one of {', '.join(sorted(KINDS))}", KINDS.__contains__)] = Field(
         default="small-lm", description="Kind of the drafter."
     )
+    target_model: str = Field(
+        default="",
+        description="The target's checkpoint, whose embeddings and output layer an eagle drafter uses: a directory, a "
+        "GGUF file or a short name.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the drafter runs; `auto` takes a GPU if there is one."
     )
@@ -124,6 +129,23 @@ class DrafterConfig(ServiceSettings):
         ge=0,
         le=MAX_BLOCK_TOKENS,
         description="Of a diffusion drafter: tokens of the block; 0 takes the trained length, up to 4.",
+    )
+
+    # Rows of a step share the reading of weights, which takes most of its time.
+    eagle_width: Annotated[Rows, LAB] = Field(
+        default=8, ge=1, le=16, description="Of an eagle drafter: rows of a step of the search."
+    )
+    eagle_depth: Annotated[int, LAB] = Field(
+        default=7, ge=1, le=16, description="Of an eagle drafter: most tokens of a path."
+    )
+    eagle_min_gain: Annotated[float, LAB] = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Of an eagle drafter: least expected number of further accepted tokens that a step must promise.",
+    )
+    eagle_min_probability: Annotated[float, LAB] = Field(
+        default=0.01, ge=0, lt=1, description="Of an eagle drafter: least probability of a node's whole path."
     )
 
     @property

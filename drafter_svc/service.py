@@ -208,6 +208,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             vocab_size=info.vocab_size,
             needs_features=info.feature_size > 0,
             feature_size=info.feature_size,
+            feature_layers=info.feature_layers,
+            target_weights_fingerprint=info.target_weights,
             acceptance_by_rank=info.acceptance_by_rank,
             version=VERSION,
             acceptance_rules=_rules(self.drafter),

@@ -26,7 +26,7 @@ from orchestrator.api.tenant_usage import TenantUsage
 from orchestrator.api.token_file import TokenFile
 from orchestrator.api.validation import max_request_bytes, request_sizes
 from orchestrator.config import Config
-from orchestrator.peers.drafter_client import DrafterClient, DrafterPool
+from orchestrator.peers.drafter_client import DraftedTarget, DrafterClient, DrafterPool
 from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.shared_affinity import SharedAffinity
 from orchestrator.peers.verifier_client import VerifierClient, VerifierInfo
@@ -153,7 +153,7 @@ async def _drafters(
     """All drafters; waits for those that answer soon, or for all if required."""
     drafters = DrafterPool(
         [
-            DrafterClient(address, info.tokenizer_fingerprint, certificates, dial, info.feature_size)
+            DrafterClient(address, info.tokenizer_fingerprint, certificates, dial, DraftedTarget.of(info))
             for address in config.drafter_addresses
         ]
     )

@@ -49,10 +49,11 @@ SET_BY_THE_CHART = {
 # What the chart allows is less: a pod reaches no hub, and templates add up these times.
 IN_THE_CHART: dict[str, dict[str, Any]] = {
     "MODEL": {"type": "string", "pattern": "^/"},
+    "TARGET_MODEL": {"type": "string", "pattern": "^/"},
     "GRACE_S": {"type": "integer", "minimum": 0},
     "CONNECT_TIMEOUT_S": {"type": "integer", "minimum": 0},
 }
-TYPES = {int: "integer", float: "number", bool: "boolean", str: "text"}
+TYPES: dict[object, str] = {int: "integer", float: "number", bool: "boolean", str: "text"}
 LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 INTRODUCTION = """# Configuration

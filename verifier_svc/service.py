@@ -88,6 +88,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
             lookup_nodes=info.lookup.max_nodes if info.lookup is not None else 0,
             feature_size=info.feature_size,
+            feature_layers=info.feature_layers,
+            feature_layer_size=info.feature_size // max(1, len(info.feature_layers)),
             dtype=info.dtype,
             weights_fingerprint=info.weights_fingerprint,
             serving_fingerprint=info.serving_fingerprint,

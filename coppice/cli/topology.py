@@ -211,6 +211,7 @@ class Topology:
         env |= {f"VERIFIER_{name}": value for name, value in (shared | self._target_env()).items()}
         env |= {f"DRAFTER_{name}": value for name, value in shared.items()}
         drafters = ",".join(f"{drafter.kind}={drafter.model}" for drafter in spec.drafters)
+        env["DRAFTER_TARGET_MODEL"] = spec.target
         return env | {"VERIFIER_MODEL": spec.target, "VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
 
     def _metrics_env(self) -> dict[str, str]:
@@ -239,7 +240,8 @@ class Topology:
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:
         # On one machine drafters share the target's cores, and step back for it.
-        return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
+        own = {"DRAFTER_KIND": drafter.kind, "TARGET_MODEL": self._spec.target, "NICENESS": DRAFTER_NICENESS}
+        return {**self._model_env(drafter.model), **own}
 
 
 def _given(**settings: object) -> dict[str, str]:

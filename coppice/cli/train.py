@@ -127,28 +127,6 @@ _block_command("semi-ar", "Teach the small LM to predict a block of tokens in on
 _block_command("diffusion", "Train a masked-diffusion drafter from the small LM, and align it with the target.")
 
 
-@app.command("semi-ar-features")
-def semi_ar_features(
-    corpus: Corpus = None,
-    out: Path = MODELS / "semi-ar-features",
-    target_dir: TargetDir = MODELS / "target",
-    trunk: Annotated[Path, typer.Option(help="The semi-ar drafter, which stays as it is.")] = MODELS / "semi-ar",
-    steps: Annotated[int, typer.Option(min=1, help="Each is made from all of the text.")] = 5,
-    samples: Samples = 512,
-    corpus_rows: CorpusRows = 256,
-    seed: int = 0,
-    threads: Threads = 0,
-) -> None:
-    """Teach a semi-ar drafter to use the target's hidden states."""
-    set_threads(threads)
-    from drafter_svc.training.head_run import FeatureRecipe
-    from drafter_svc.training.semi_ar_features import train_semi_ar_features
-
-    recipe = FeatureRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
-    with training(corpus) as roots:
-        train_semi_ar_features(roots, target_dir, trunk, out, recipe)
-
-
 @app.command()
 def boost(
     corpus: Corpus = None,

@@ -117,7 +117,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens", "drafts_ahead")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens", "drafts_ahead", "feature_layers", "target_weights_fingerprint")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class DrafterServiceDescribeResponse(_message.Message):
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     SHARED_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -140,4 +142,6 @@ class DrafterServiceDescribeResponse(_message.Message):
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
     shared_block_tokens: int
     drafts_ahead: bool
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ..., drafts_ahead: _Optional[bool] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    target_weights_fingerprint: str
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ..., drafts_ahead: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_weights_fingerprint: _Optional[str] = ...) -> None: ...

@@ -22,7 +22,8 @@ class DrafterInfo:
 
     `max_length` is the longest prompt in tokens; 0: any. `acceptance_by_rank` is the calibrated probability that a
     child is right, by rank among its siblings; empty if not measured. With `drafts_ahead` it wants to know the tree
-    under verification.
+    under verification. Features have `feature_size` numbers, of the states of `feature_layers`. `target_weights` is the
+    weights fingerprint of the target that it was made for; empty if unknown.
     """
 
     kind: str
@@ -31,6 +32,8 @@ class DrafterInfo:
     vocab_size: int
     max_length: int
     feature_size: int = 0
+    feature_layers: tuple[int, ...] = ()
+    target_weights: str = ""
     acceptance_by_rank: tuple[float, ...] = ()
     drafts_ahead: bool = False
 

@@ -80,7 +80,7 @@ class CachedForward:
             **{self._cache_argument: store},
             **options,
         )
-        return _added_to(to_numpy(output.logits[0, -rows.num_logits :]), self._model, rows.additions)
+        return to_numpy(output.logits[0, -rows.num_logits :])
 
     @torch.inference_mode()
     def keep(self, store: DynamicCache, first: int, rows: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class PlainForward:
         for visible in rows.mask[-rows.num_logits :] == 0:
             path = torch.from_numpy(cached[visible])[None].to(self._model.device)
             logits.append(self._model(input_ids=path, use_cache=False).logits[0, -1])
-        return _added_to(to_numpy(torch.stack(logits)), self._model, rows.additions)
+        return to_numpy(torch.stack(logits))
 
     def keep(self, store: PlainStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
@@ -162,11 +162,3 @@ class PlainForward:
 
     def search(self, store: PlainStore, search: WholeSearch) -> None:
         """None: searches are made step by step."""
-
-
-def _added_to(logits: FloatArray, model: PreTrainedModel, additions: FloatArray | None) -> FloatArray:
-    """Logits [rows, vocab] after adding `additions` [rows, hidden], if any, to the output layer's inputs."""
-    if additions is None:
-        return logits
-    weight = model.get_output_embeddings().weight
-    return logits + to_numpy(torch.from_numpy(additions).to(model.device, model.dtype) @ weight.T)

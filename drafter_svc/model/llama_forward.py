@@ -145,23 +145,12 @@ class LlamaForward:
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
         final = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
-        if any(rows.additions is not None for _, rows in passes):
-            final = final + self._additions([rows for _, rows in passes])
         logits = to_numpy(self._head(final))
         # At the end: a failed pass leaves no rows, so it can be repeated.
         for part in parts:
             part.store.length += part.count
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
-
-    def _additions(self, passes: Sequence[Rows]) -> Tensor:
-        """Additions to all passes' rows before the output layer."""
-        width = self._embedding.shape[1]
-        added = [
-            np.zeros((rows.num_logits, width), np.float32) if rows.additions is None else rows.additions
-            for rows in passes
-        ]
-        return torch.from_numpy(np.concatenate(added)).to(self._embedding.device, self._embedding.dtype)
 
     def _part(self, store: KvStore, rows: Rows) -> _WeightPart:
         count = len(rows.token_ids)

@@ -26,15 +26,13 @@ class Rows(NamedTuple):
     """New rows of one forward pass: R after S cached ones.
 
     `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to attention scores: 0 where a row sees another, else
-    -inf. Logits are returned for the last `num_logits` rows. `additions` [num_logits, hidden] are added to the inputs
-    of the output layer.
+    -inf. Logits are returned for the last `num_logits` rows.
     """
 
     token_ids: IntArray
     positions: IntArray
     mask: FloatArray
     num_logits: int
-    additions: FloatArray | None = None
 
 
 class Forward(Protocol[Store]):
@@ -114,20 +112,19 @@ class TreeCache(Generic[Store]):
         block_ids: Sequence[int],
         *,
         sees_all: bool,
-        additions: FloatArray | None = None,
     ) -> FloatArray:
         """Append committed tokens to the trunk and run a block of ids after them, in one pass.
 
         The block's rows see the trunk and the rows before them or, with `sees_all`, the whole block. They are not kept,
         and tree rows are dropped. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has any,
-        and of the block's rows. `additions` [1 + block, hidden] are added to the inputs of the output layer.
+        and of the block's rows.
         """
         if self._parents:
             self._keep([], [])
         unread = token_ids[self.read(token_ids, max_pieces=sys.maxsize) :]
         if not unread and not block_ids:
             return np.empty((0, self._forward.vocab_size), np.float32)
-        logits = self._run(unread, block_ids, sees_all=sees_all, additions=additions)
+        logits = self._run(unread, block_ids, sees_all=sees_all)
         self._forward.keep(self._store, self.trunk_length, [])
         return logits
 
@@ -179,7 +176,6 @@ class TreeCache(Generic[Store]):
         block_ids: Sequence[int],
         *,
         sees_all: bool,
-        additions: FloatArray | None = None,
     ) -> FloatArray:
         """Append tokens to the trunk and a block to the store; returns the logits of the last token and the block."""
         width, length = len(block_ids), self.trunk_length
@@ -191,8 +187,7 @@ class TreeCache(Generic[Store]):
         positions = np.arange(length, length + count)
         ids = np.asarray([*token_ids, *block_ids], np.int64)
         num_logits = width + min(len(token_ids), 1)
-        added = None if additions is None else additions[len(additions) - num_logits :]
-        logits = self._forward.run(self._store, Rows(ids, positions, mask, num_logits, added))
+        logits = self._forward.run(self._store, Rows(ids, positions, mask, num_logits))
         self.trunk_length += len(token_ids)
         return logits
 

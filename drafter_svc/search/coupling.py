@@ -10,8 +10,9 @@ per checkpoint. At temperature 0 the noise vanishes and the same formula holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ FloatArray = npt.NDArray[np.float32]
 # Tokens searched for the nucleus: sorting a whole vocabulary would cost more than it gains.
 NUCLEUS_TOKENS = 256
 _NEVER = np.float32(-np.inf)
+
+# Writes noise [positions, tokens] from an absolute position on.
+FillNoise: TypeAlias = Callable[[int, FloatArray], None]
 
 # Drafted tokens that lead to each row, its own last.
 Paths = Sequence[Sequence[int]]
@@ -69,7 +73,7 @@ class Coupling:
         self._sigma = np.float32(sigma)
         self._adds_noise = is_coupled and sampling.temperature > 0
         self._bias = _bias(sampling, vocab_size)
-        self._noise = NoiseRows(sampling.seed, vocab_size, sampling.temperature)
+        self._noise = NoiseRows(vocab_size, filled_by(sampling.seed, sampling.temperature))
         self._seen = np.zeros(vocab_size, bool)
         self._output_counts = np.zeros(vocab_size, np.float32)
         if sampling.has_penalties:
@@ -211,30 +215,37 @@ def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
     return kept
 
 
+def filled_by(seed: int, temperature: float) -> FillNoise:
+    """Function that fills rows [positions, vocab]."""
+
+    def fill(position: int, rows: FloatArray) -> None:
+        np.multiply(gumbel(seed, position, *rows.shape), temperature, out=rows, casting="same_kind")
+
+    return fill
+
+
 class NoiseRows:
-    """Noise times temperature: a row [vocab] per consecutive position.
+    """Noise times temperature: a row [tokens] per consecutive position, kept for later calls.
 
     The buffer has twice the rows requested at once, so that rows rarely move to its front.
     """
 
-    def __init__(self, seed: int, vocab_size: int, temperature: float) -> None:
-        self._seed = seed
-        self._temperature = temperature
-        self._rows: FloatArray = np.empty((0, vocab_size), np.float32)
+    def __init__(self, num_tokens: int, fill: FillNoise) -> None:
+        self._fill = fill
+        self._rows: FloatArray = np.empty((0, num_tokens), np.float32)
         # Position of the first valid row; valid rows are `_start` to before `_end`.
         self._position = 0
         self._start = self._end = 0
 
     def at(self, position: int, count: int = 1) -> FloatArray:
-        """Rows [count, vocab] of `count` positions, valid until the next call."""
+        """Rows [count, tokens] of `count` positions, valid until the next call."""
         if not self._position <= position <= self._position + self._end - self._start:
             self._position, self._start, self._end = position, 0, 0
         first = self._start + position - self._position
         if first + count > len(self._rows):
             first = self._make_room(first, count)
         if (missing := first + count - self._end) > 0:
-            noise = gumbel(self._seed, position + count - missing, missing, self._rows.shape[1])
-            np.multiply(noise, self._temperature, out=self._rows[self._end : first + count], casting="same_kind")
+            self._fill(position + count - missing, self._rows[self._end : first + count])
             self._end = first + count
         return self._rows[first : first + count]
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from coppice.core.errors import IncompatibleError, InvalidTreeError
@@ -20,6 +21,7 @@ from coppice.wire.unreadable import received
 from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peers.peer_stream import PeerStream
 from orchestrator.peers.routing import PrefixMemory
+from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.request.ahead import MOST_TREES, ExpectedDraft
 from orchestrator.request.rounds import DraftOpening, Outcome
 
@@ -51,8 +53,41 @@ class DraftHandler(Protocol):
         """A drafter of this sequence was lost; another of its kind takes over."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTarget:
+    """Properties of a target that drafters may depend on, besides its tokenizer.
+
+    Features have `feature_size` numbers per token, of the states of `feature_layers`; 0 and none if the verifier sends
+    none. An empty fingerprint is unknown.
+    """
+
+    feature_size: int = 0
+    feature_layers: tuple[int, ...] = ()
+    weights_fingerprint: str = ""
+
+    @classmethod
+    def of(cls, info: VerifierInfo) -> DraftedTarget:
+        """Properties of a verifier's target."""
+        return cls(info.feature_size, info.feature_layers, info.weights_fingerprint)
+
+    def lack(self, described: drafter_pb2.DrafterServiceDescribeResponse) -> str:
+        """Features that a drafter needs, and those offered, in words; empty if they are the same."""
+        needed, offered = tuple(described.feature_layers), self.feature_layers
+        if 0 < described.feature_size == self.feature_size and needed == offered:
+            return ""
+        given = f"{self.feature_size} of layers {_listed(offered)}" if self.feature_size else "none"
+        return f"{described.feature_size} numbers per token of layers {_listed(needed)}, and the verifier gives {given}"
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+NO_FEATURES = DraftedTarget()
+
+
 class DrafterClient:
-    """Follows sequences on one drafter, which must match the target's tokenizer and feature size."""
+    """Follows sequences on one drafter, which must match the target's tokenizer and features."""
 
     def __init__(
         self,
@@ -60,12 +95,11 @@ class DrafterClient:
         tokenizer_fingerprint: str,
         certificates: Certificates | None = None,
         dial: Dial = dial,
-        feature_size: int = 0,
+        target: DraftedTarget = NO_FEATURES,
     ) -> None:
-        """`feature_size`: numbers per token in the target's features; 0 if its verifier sends none."""
         self.address = address
         self._fingerprint = tokenizer_fingerprint
-        self._offered_feature_size = feature_size
+        self._target = target
         self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates, dial)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
@@ -172,13 +206,15 @@ class DrafterClient:
                 f"{self._fingerprint}. Token ids would mean different text, also where the vocabularies have the "
                 "same size"
             )
-        offered = self._offered_feature_size
-        if described.needs_features and not 0 < described.feature_size == offered:
+        who = f"drafter {described.kind} ({described.model}) at {self.address}"
+        if described.needs_features and (lack := self._target.lack(described)):
             self.refusal = f"drafter {described.kind}: needs other features than the target's"
+            raise IncompatibleError(f"{who} needs the target's hidden states, {lack}")
+        made_for, own = described.target_weights_fingerprint, self._target.weights_fingerprint
+        if made_for and own and made_for != own:
+            self.refusal = f"drafter {described.kind}: was made for another target"
             raise IncompatibleError(
-                f"drafter {described.kind} ({described.model}) at {self.address} needs the target's hidden states, "
-                f"{described.feature_size} numbers per token, and the verifier gives "
-                f"{f'{offered} numbers' if offered else 'none'}"
+                f"{who} was made for a target with the weights {made_for}, and the target's weights are {own}"
             )
         self.kind = described.kind
         self.needs_features = described.needs_features

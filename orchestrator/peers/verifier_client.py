@@ -64,8 +64,9 @@ class VerifierInfo:
     redraft_nodes: int = 0
     # Most nodes of its drafts by prompt lookup; 0 if it makes none.
     lookup_nodes: int = 0
-    # Numbers per token in features; 0 if it sends none.
+    # Numbers per token in features, and the layers that they are of; 0 and none if it sends none.
     feature_size: int = 0
+    feature_layers: tuple[int, ...] = ()
     # As in GetModelInfoResponse; empty where it does not say.
     dtype: str = ""
     weights_fingerprint: str = ""
@@ -333,6 +334,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         redraft_nodes=described.redraft_nodes,
         lookup_nodes=described.lookup_nodes,
         feature_size=described.feature_size,
+        feature_layers=tuple(described.feature_layers),
         dtype=described.dtype,
         weights_fingerprint=described.weights_fingerprint,
         serving_fingerprint=described.serving_fingerprint,

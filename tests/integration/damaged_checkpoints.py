@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafter_svc.model.layers_checkpoint import LAYERS_FILE, save_layers
-from tests.feature_drafters import write_tiny_feature_drafter
+from tests.eagle_checkpoints import write_tiny_eagle
 from tests.tiny_blocks import BLOCK, block_calibration, write_tiny_block_drafter
 
 WEIGHTS = "model.safetensors"
@@ -158,13 +158,7 @@ def block_drafter(kind: str, change: Change | None = None) -> Change:
     def apply(directory: Path) -> None:
         target = directory.with_name(f"{directory.name}-target")
         shutil.move(directory, target)
-        if kind == "semi-ar-features":
-            write_tiny_feature_drafter(directory.with_name(f"{directory.name}-all"), target, 32)
-            shutil.move(directory.with_name(f"{directory.name}-all"), directory.with_name("all"))
-            shutil.copytree(directory.with_name("all") / "drafter", directory)
-            shutil.copytree(directory.with_name("all") / "trunk", directory.with_name("trunk"), dirs_exist_ok=True)
-        else:
-            write_tiny_block_drafter(directory, target, kind)
+        write_tiny_block_drafter(directory, target, kind)
         if change is not None:
             change(directory)
 
@@ -186,6 +180,30 @@ def layers_alone(change: Change) -> Change:
         calibration = {**block_calibration("semi-ar", BLOCK - 1), "base": described}
         (directory / "drafter.json").write_text(json.dumps(calibration))
         change(directory)
+
+    return apply
+
+
+def eagle_drafter(change: Change) -> Change:
+    """An eagle drafter in place of its target."""
+
+    def apply(directory: Path) -> None:
+        target = directory.with_name(f"{directory.name}-target")
+        shutil.move(directory, target)
+        write_tiny_eagle(directory, target)
+        change(directory)
+
+    return apply
+
+
+def layer_config(**changes: Any) -> Change:
+    """Other settings of an eagle drafter's layer."""
+
+    def apply(directory: Path) -> None:
+        path = directory / "config.json"
+        content = json.loads(path.read_text())
+        content["transformer_layer_config"] |= changes
+        path.write_text(json.dumps(content))
 
     return apply
 
@@ -261,10 +279,6 @@ CASES = (
         "semi-ar",
     ),
     Case("layers alone, NaN in a weight", layers_alone(spoilt(NORM, float("nan"), LAYERS_FILE)), "drafter", "semi-ar"),
-    Case(
-        "heads that lack a matrix",
-        block_drafter("semi-ar-features", weights(lambda t: t.pop("up"), "features.safetensors")),
-        "drafter",
-        "semi-ar-features",
-    ),
+    Case("a matrix that is missing", eagle_drafter(weights(lambda t: t.pop("fc.weight"))), "drafter", "eagle"),
+    Case("two layers", eagle_drafter(layer_config(num_hidden_layers=2)), "drafter", "eagle"),
 )

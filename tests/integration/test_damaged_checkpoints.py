@@ -30,7 +30,7 @@ HEAD = "| Checkpoint | What the service says | Exit code | Seconds |\n|---|---|-
 # Beside importing torch, which all starts of a process have in common.
 MOST_SECONDS = 5.0
 # A process for each, at the same time: of the verifier's, this is what transformers itself says most about.
-IN_PROCESSES = (("verifier", "an adapter that was not merged"), ("drafter", "heads that lack a matrix"))
+IN_PROCESSES = (("verifier", "an adapter that was not merged"), ("drafter", "a matrix that is missing"))
 PROCESS_S = 120.0
 
 

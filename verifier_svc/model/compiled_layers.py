@@ -89,6 +89,8 @@ class CompiledLayers:
         # First layers of runs; within a run layers have equal positions.
         kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
         self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
+        # First layers of further runs, whose inputs are to be seen.
+        self._shown: frozenset[int] = frozenset()
 
     def install(self) -> None:
         """Replace the layers' forwards."""
@@ -104,13 +106,18 @@ class CompiledLayers:
         """Begin a run with this layer, so that hooks see the output of the one before."""
         self._starts.add(layer)
 
+    def show(self, layers: frozenset[int]) -> None:
+        """Begin runs with these layers too, until the next call."""
+        self._shown = layers
+
     def _forward(
         self, layer: int, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
     ) -> Tensor:
         """The first layer of a run computes all of it; the others return their input [1, N, h]."""
-        if layer not in self._starts:
+        starts = self._starts | self._shown
+        if layer not in starts:
             return hidden_states
-        last = min((start for start in self._starts if start > layer), default=len(self._layers))
+        last = min((start for start in starts if start > layer), default=len(self._layers))
         result = hidden_states.clone(memory_format=torch.contiguous_format)
         hidden = result.numpy()[0]
         cos, sin = (part[0].contiguous().numpy() for part in position_embeddings)

@@ -23,7 +23,7 @@ from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import chain
 from coppice.search.transition_scores import TransitionScores
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine.features import feature_size
+from verifier_svc.engine.features import FeatureShape, offered_features
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, padded_sizes
 from verifier_svc.extras.lookup.lookup import LookupSettings
@@ -135,6 +135,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     target.record_now()
     if device.type == "cpu":
         logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
+    # Ranks do not transfer hidden states.
+    features = offered_features(target) if ranks is None else FeatureShape()
     text_config = model.config.get_text_config()
     limit = position_limit(model)
     if (trained := trained_length(model)) is not None:
@@ -161,8 +163,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         redraft=None if redraft is None else with_costs(redraft, target, limit),
         lookup=LookupSettings(min(_LOOKUP_NODES, config.max_nodes)) if looks_up else None,
         pruning=pruning,
-        # Ranks do not transfer hidden states.
-        feature_size=feature_size(target) if ranks is None else 0,
+        feature_layers=features.layers,
+        feature_size=features.size,
         rope_boundary=target.rope_boundary,
         dtype=name_of(dtype),
         weights_fingerprint=weights,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
+from coppice.core.feature_layers import default_feature_layers
 from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
@@ -27,7 +29,8 @@ from verifier_svc.extras.redraft.rows import MaskRows
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.model.cpu_threads import CpuThreads
-from verifier_svc.model.output_layer import KeptBody, RowStates
+from verifier_svc.model.layer_states import LayerStates, ShownLayers
+from verifier_svc.model.output_layer import KeptBody
 from verifier_svc.model.parallel.tensor_attention import TensorKernel
 from verifier_svc.model.pass_graphs import Outputs, PassGraphs
 from verifier_svc.model.rope_regimes import make_rotary_rowwise
@@ -61,7 +64,8 @@ class TargetInfo:
     lookup: LookupSettings | None = None
     # Early pruning; None without a head.
     pruning: PruningSettings | None = None
-    # Width of a committed token's feature; 0 if not available.
+    # Layers and width of a committed token's feature, the layers' states side by side; none and 0 if not available.
+    feature_layers: tuple[int, ...] = ()
     feature_size: int = 0
     # Texts of more tokens have long rope factors, see rope_regimes.py; None if factors do not depend on the length.
     rope_boundary: int | None = None
@@ -74,7 +78,7 @@ class TargetInfo:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
-class LayerCalls(Protocol):
+class LayerCalls(ShownLayers, Protocol):
     """Replacement for the forwards of a model's layers, see compiled_layers.py."""
 
     def install(self) -> None:
@@ -111,6 +115,8 @@ class TargetModel:
         self._masks: MaskRows | None = None
         self._pruned: PrunedLayers | None = None
         self.layers: LayerCalls | None = None
+        # None until they are wanted.
+        self._layer_states: LayerStates | None = None
         # Of the last pass, if wanted.
         self._states: Tensor | None = None
         self.resize_cache(num_blocks)
@@ -177,19 +183,19 @@ class TargetModel:
         self.set_threads_for(len(plan.token_ids))
         self._begin(plan, *self.cache.take_moves())
         size = max([size for size in padded_sizes(most, self.row_multiple) if size <= most] or [self.row_multiple])
-        states: list[Tensor] = []
+        kept = replace(plan, wants_states=False)
         try:
-            with KeptBody(self._model):
+            with KeptBody(self._model), self.layer_states if plan.wants_states else nullcontext() as states:
                 for start in range(0, len(plan.logit_rows), size):
-                    rows = replace(plan, logit_rows=plan.logit_rows[start : start + size])
-                    logits, *more = self._run_eagerly(rows)
-                    states += more
+                    rows = replace(kept, logit_rows=plan.logit_rows[start : start + size])
+                    (logits,) = self._run_eagerly(rows)
                     yield logits.float().cpu()
+            logit_rows = self._on_device(plan.logit_rows)
+            self._states = None if states is None else states.of(lambda _: logit_rows)
         finally:
             self._attention.end()
             if self._masks is not None:
                 self._masks.end()
-        self._states = torch.cat(states) if states else None
 
     @torch.inference_mode()
     def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:
@@ -217,7 +223,7 @@ class TargetModel:
         return self._taken(outputs), forward
 
     def take_states(self) -> HalfArray | None:
-        """Hidden states [K, hidden] before the output layer of the last pass, in bfloat16, if its plan wanted them."""
+        """States [K, feature size] of the last pass's logit rows, in bfloat16, if its plan wanted them."""
         states, self._states = self._states, None
         return None if states is None else states.bfloat16().cpu().view(torch.int16).numpy()
 
@@ -242,6 +248,21 @@ class TargetModel:
         self.layers = layers
         if layers is not None:
             layers.install()
+        if self._layer_states is not None:
+            self._layer_states.calls = layers
+
+    @property
+    def layer_states(self) -> LayerStates:
+        """States of `default_feature_layers`, for passes that want them.
+
+        Raises:
+            IncompatibleError: the model's layers are not found.
+        """
+        if self._layer_states is None:
+            layers = default_feature_layers(self._model.config.get_text_config().num_hidden_layers)
+            self._layer_states = LayerStates(self._model, layers)
+            self._layer_states.calls = self.layers
+        return self._layer_states
 
     def adapt(self, adapter: SpaceAdapter) -> None:
         """Enable masks.
@@ -312,10 +333,14 @@ class TargetModel:
     def _logits_and_states(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
     ) -> Outputs:
-        """`_logits`, and the hidden states [K, hidden] that they come from."""
-        with RowStates(self._model) as states:
+        """`_logits`, and the states [K, feature size] of their rows."""
+        with self.layer_states as states:
             outputs = self._logits(token_ids, positions, logit_rows, mask_places)
-        return *outputs, states.of(None if self._keeps_rows else logit_rows)
+        return *outputs, states.of(self._pruned_rows if logit_rows is None else lambda _: logit_rows)
+
+    def _pruned_rows(self, num_rows: int) -> Tensor:
+        assert self._pruned is not None
+        return self._pruned.logit_rows(num_rows)
 
     def _logits(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None

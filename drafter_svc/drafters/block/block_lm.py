@@ -30,8 +30,6 @@ from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block.checkpoint import BlockCalibration
 from drafter_svc.drafters.block.transition import load_transition
-from drafter_svc.drafters.features.checkpoint import Conditioning
-from drafter_svc.drafters.features.heads import FeatureHeads, last_feature
 from drafter_svc.model.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.hf_forward import PlainForward
@@ -82,11 +80,8 @@ def load_block_lm(
     kind: str,
     calibration: BlockCalibration,
     make: Callable[[tuple[int, ...]], BlockKind],
-    conditioning: Conditioning | None = None,
 ) -> BlockLm:
     """Load the configured checkpoint; `make` creates the block kind from mask ids.
-
-    With `conditioning` the model is its trunk, another checkpoint, and the target's hidden states are used.
 
     Raises:
         IncompatibleError: the device, tokenizer or model cannot be used.
@@ -94,23 +89,20 @@ def load_block_lm(
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    reference = config.model if conditioning is None else conditioning.trunk
-    model = load_model(reference, device)
-    heads = None if conditioning is None else conditioning.heads_on(model)
+    model = load_model(config.model, device)
     forward = choose_forward(model)
     vocab_size = forward.vocab_size - calibration.num_masks
     if vocab_size < 1:
-        raise IncompatibleError(f"{reference} has {forward.vocab_size} embeddings, no more than it says are masks")
+        raise IncompatibleError(f"{config.model} has {forward.vocab_size} embeddings, no more than it says are masks")
     block = make(tuple(range(vocab_size, forward.vocab_size)))
     if block.sees_all and isinstance(forward, PlainForward):
-        raise IncompatibleError(f"the model of {reference} takes no mask, which a block that sees all of it needs")
+        raise IncompatibleError(f"the model of {config.model} takes no mask, which a block that sees all of it needs")
     info = DrafterInfo(
         kind=kind,
         model=config.model,
-        tokenizer_fingerprint=load_fingerprint(reference),
+        tokenizer_fingerprint=load_fingerprint(config.model),
         vocab_size=vocab_size,
         max_length=0,
-        feature_size=0 if heads is None else heads.feature_size,
         acceptance_by_rank=calibration.acceptance_by_rank,
     )
     limits = TreeLimits(
@@ -120,10 +112,10 @@ def load_block_lm(
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     # A block that sees all of itself is not generated from left to right.
-    transition = None if block.sees_all else load_transition(reference, model, vocab_size)
+    transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
     forward = joined(forward, config.draft_batch)
-    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, heads)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context)
 
 
 class BlockLm:
@@ -140,11 +132,10 @@ class BlockLm:
         choice: ChildChoice = COUPLED,
         transition: TransitionScores | None = None,
         max_context: int = 0,
-        heads: FeatureHeads | None = None,
     ) -> None:
         """Without `prefixes` no prompts are cached; `transition` scores a token given its parent.
 
-        `max_context`: see `DraftContext`. Without `heads` the target's hidden states are ignored.
+        `max_context`: see `DraftContext`.
         """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
@@ -156,7 +147,6 @@ class BlockLm:
         self._choice = choice
         self._transition = transition
         self._max_context = max_context
-        self._heads = heads
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Open a sequence; nothing is computed before the first draft."""
@@ -179,7 +169,7 @@ class BlockLm:
         beginning, context = PrefixKey(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
         parts = self._forward, beginning, self.info, block, coupling, sigmas, limits, context, max_children
-        return BlockLmSequence(*parts, self._transition, self._heads)
+        return BlockLmSequence(*parts, self._transition)
 
     def warm_up(self) -> None:
         """Draft some rounds, greedily and with noise, and measure how many drafts are best made jointly."""
@@ -209,12 +199,8 @@ class BlockLmSequence(ReadContext):
         context: DraftContext,
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
-        heads: FeatureHeads | None = None,
     ) -> None:
         super().__init__(forward, context, coupling, beginning)
-        self._heads = heads
-        # Output of the heads after the last committed token [places, hidden]; None without its feature.
-        self._head_rows: FloatArray | None = None
         self._transition = transition
         self._info = info
         self._block = block
@@ -226,18 +212,6 @@ class BlockLmSequence(ReadContext):
         self._marginals: list[Children] = []
         # Scores [rows, vocab] of the marginals below the root's.
         self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
-
-    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Add committed tokens and, with heads, the last one's feature.
-
-        Raises:
-            InvalidRequestError: the features do not match the tokens.
-        """
-        if self._heads is not None:
-            feature = last_feature(features, self._heads.feature_size, len(token_ids))
-            if token_ids:
-                self._head_rows = None if feature is None else self._heads.say(feature, token_ids[-1])
-        super().extend(token_ids)
 
     def _start_over(self) -> None:
         super()._start_over()
@@ -267,8 +241,7 @@ class BlockLmSequence(ReadContext):
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over unread tokens and a block; returns the children at depth 1, then of each block row."""
-        added = None if self._head_rows is None else self._head_rows[: 1 + len(block)]
-        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
+        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all)
         self._context.unread.clear()
         # With unread tokens, the root's row is included.
         first = 1 + len(block) - len(logits)

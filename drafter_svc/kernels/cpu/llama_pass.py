@@ -27,9 +27,6 @@ from drafter_svc.model.tree_cache import Rows
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-# No additions.
-NOTHING: FloatArray = np.empty((0, 0), np.float32)
-
 
 class FewRowsWeights(NamedTuple):
     """All weights of a step. Layers are stacked along the first axis."""
@@ -45,6 +42,16 @@ class FewRowsWeights(NamedTuple):
     down: Weights
     norm: FloatArray
     head: Weights
+
+
+class LayerMatrices(NamedTuple):
+    """Matrices of one layer, and the norm before its MLP [h]."""
+
+    qkv: Weights
+    output: Weights
+    mlp_norm: FloatArray
+    gate_up: Weights
+    down: Weights
 
 
 class FewRowsPass:
@@ -71,7 +78,6 @@ class FewRowsPass:
             rows.num_logits,
             self._heads,
             self._eps,
-            NOTHING if rows.additions is None else rows.additions,
         )
 
 
@@ -135,7 +141,6 @@ def run_rows(
     num_logits: int,
     heads: int,
     eps: float,
-    additions: FloatArray,
 ) -> FloatArray:
     """Append rows to a cache and return the logits [num_logits, V] of the last ones.
 
@@ -149,53 +154,94 @@ def run_rows(
         num_logits: number of rows whose logits are returned.
         heads: H.
         eps: the epsilon of the norms.
-        additions: added to the inputs of the output layer [num_logits, h]; no rows for none.
     """
-    rows, layers, kv_heads, size = len(token_ids), kv.shape[0], kv.shape[2], kv.shape[4]
+    rows, layers = len(token_ids), kv.shape[0]
     width = weights.embedding.shape[1]
-    inner = weights.gate_up.scales.shape[1] // 2
     hidden = np.empty((rows, width), np.float32)
     normed = np.empty((rows, width), np.float32)
+    for row in range(rows):
+        hidden[row] = weights.embedding[token_ids[row]]
+    for layer in range(layers):
+        rms_norm(hidden, weights.input_norms[layer], eps, normed)
+        matrices = LayerMatrices(
+            Weights(weights.qkv.values[layer], weights.qkv.scales[layer]),
+            Weights(weights.output.values[layer], weights.output.scales[layer]),
+            weights.mlp_norms[layer],
+            Weights(weights.gate_up.values[layer], weights.gate_up.scales[layer]),
+            Weights(weights.down.values[layer], weights.down.scales[layer]),
+        )
+        run_layer(
+            matrices, hidden, normed, kv[layer], length, weights.cos, weights.signed_sin, positions, mask, heads, eps
+        )
+    last = hidden[rows - num_logits :]
+    final = np.empty((num_logits, width), np.float32)
+    rms_norm(last, weights.norm, eps, final)
+    logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
+    multiply(final, weights.head.values, weights.head.scales, logits)
+    return logits
+
+
+@compiled
+def run_layer(
+    matrices: LayerMatrices,
+    hidden: FloatArray,
+    normed: FloatArray,
+    kv: FloatArray,
+    length: int,
+    cos: FloatArray,
+    signed_sin: FloatArray,
+    positions: IntArray,
+    mask: FloatArray,
+    heads: int,
+    eps: float,
+) -> None:
+    """One layer, whose result is added to `hidden` [R, h].
+
+    Args:
+        matrices: the layer's.
+        hidden: the rows before attention, written.
+        normed: attention's input [R, in].
+        kv: keys and values [2, K, capacity, D] with `length` valid rows; the new ones are written.
+        length: S.
+        cos: by position [positions, D].
+        signed_sin: by position [positions, D].
+        positions: [R].
+        mask: [R, S + R]; negative where a row does not see another.
+        heads: H.
+        eps: the epsilon of the norms.
+    """
+    rows, width = hidden.shape
+    kv_heads, size = kv.shape[1], kv.shape[3]
+    inner = len(matrices.gate_up.scales) // 2
     change = np.empty((rows, width), np.float32)
     qkv = np.empty((rows, (heads + 2 * kv_heads) * size), np.float32)
     seen = np.empty((rows, heads * size), np.float32)
     gate_up = np.empty((rows, 2 * inner), np.float32)
     gated = np.empty((rows, inner), np.float32)
+    multiply(normed, matrices.qkv.values, matrices.qkv.scales, qkv)
     for row in range(rows):
-        hidden[row] = weights.embedding[token_ids[row]]
-    for layer in range(layers):
-        rms_norm(hidden, weights.input_norms[layer], eps, normed)
-        multiply(normed, weights.qkv.values[layer], weights.qkv.scales[layer], qkv)
-        for row in range(rows):
-            cos, signed_sin = weights.cos[positions[row]], weights.signed_sin[positions[row]]
-            for head in range(heads + kv_heads):
-                turn(qkv[row, head * size : (head + 1) * size], cos, signed_sin)
-            for head in range(kv_heads):
-                first = (heads + head) * size
-                kv[layer, 0, head, length + row] = qkv[row, first : first + size]
-                first += kv_heads * size
-                kv[layer, 1, head, length + row] = qkv[row, first : first + size]
-        attend(qkv, kv[layer], mask, heads, length + rows, seen)
-        multiply(seen, weights.output.values[layer], weights.output.scales[layer], change)
-        hidden += change
-        rms_norm(hidden, weights.mlp_norms[layer], eps, normed)
-        multiply(normed, weights.gate_up.values[layer], weights.gate_up.scales[layer], gate_up)
-        for row in range(rows):
-            gate, up, result = gate_up[row, :inner], gate_up[row, inner:], gated[row]
-            result[:] = -gate
-            exponentials(result)
-            for column in range(inner):
-                result[column] = gate[column] / (np.float32(1) + result[column]) * up[column]
-        multiply(gated, weights.down.values[layer], weights.down.scales[layer], change)
-        hidden += change
-    last = hidden[rows - num_logits :]
-    final = np.empty((num_logits, width), np.float32)
-    rms_norm(last, weights.norm, eps, final)
-    if len(additions) > 0:
-        final += additions
-    logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
-    multiply(final, weights.head.values, weights.head.scales, logits)
-    return logits
+        own_cos, own_sin = cos[positions[row]], signed_sin[positions[row]]
+        for head in range(heads + kv_heads):
+            turn(qkv[row, head * size : (head + 1) * size], own_cos, own_sin)
+        for head in range(kv_heads):
+            first = (heads + head) * size
+            kv[0, head, length + row] = qkv[row, first : first + size]
+            first += kv_heads * size
+            kv[1, head, length + row] = qkv[row, first : first + size]
+    attend(qkv, kv, mask, heads, length + rows, seen)
+    multiply(seen, matrices.output.values, matrices.output.scales, change)
+    hidden += change
+    after = np.empty((rows, width), np.float32)
+    rms_norm(hidden, matrices.mlp_norm, eps, after)
+    multiply(after, matrices.gate_up.values, matrices.gate_up.scales, gate_up)
+    for row in range(rows):
+        gate, up, result = gate_up[row, :inner], gate_up[row, inner:], gated[row]
+        result[:] = -gate
+        exponentials(result)
+        for column in range(inner):
+            result[column] = gate[column] / (np.float32(1) + result[column]) * up[column]
+    multiply(gated, matrices.down.values, matrices.down.scales, change)
+    hidden += change
 
 
 @compiled

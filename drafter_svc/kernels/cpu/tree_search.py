@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from coppice.kernels.cpu.compiler import compiled
 from coppice.kernels.cpu.top_scores import top_scores
-from coppice.search.tree_limits import Children
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.kernels.base import Found, WholeSearch
 from drafter_svc.kernels.cpu.llama_pass import FewRowsPass, FewRowsWeights, run_rows
 
@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float32]
 PathArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_NONE = -1
+NO_NODE = -1
 
 
 class SearchLimits(NamedTuple):
@@ -38,6 +38,21 @@ class SearchLimits(NamedTuple):
     min_fill_log_prob: float
     row_multiple: int
     children: int
+
+    @classmethod
+    def of(cls, limits: TreeLimits, children: int) -> SearchLimits:
+        """Limits for compiled code, with at most `children` per node."""
+        return cls(
+            limits.max_nodes,
+            limits.width,
+            limits.max_steps,
+            limits.max_depth,
+            float(limits.min_step_gain),
+            float(limits.min_path_log_prob),
+            float(limits.min_fill_log_prob),
+            limits.row_multiple,
+            children,
+        )
 
 
 class CompiledLlama(FewRowsPass):
@@ -61,22 +76,12 @@ class CompiledLlama(FewRowsPass):
             np.asarray(root.log_probs, np.float32),
             search.noise,
             search.sigma,
-            SearchLimits(
-                limits.max_nodes,
-                limits.width,
-                limits.max_steps,
-                limits.max_depth,
-                float(limits.min_step_gain),
-                float(limits.min_path_log_prob),
-                float(limits.min_fill_log_prob),
-                limits.row_multiple,
-                min(search.max_children, len(self._weights.embedding)),
-            ),
+            SearchLimits.of(limits, min(search.max_children, len(self._weights.embedding))),
         )
         return found
 
 
-class _Nodes(NamedTuple):
+class SearchNodes(NamedTuple):
     """All candidates so far, parents before children; the first `totals[0]` entries are valid.
 
     `rows` are the rows of expanded nodes. `best` are path log-probabilities of the best `max_nodes`, worst first, of
@@ -94,7 +99,7 @@ class _Nodes(NamedTuple):
     totals: IntArray
 
 
-class _SearchRows(NamedTuple):
+class ExpandedRows(NamedTuple):
     """Expanded nodes in order of their rows, with their parents' rows and their children."""
 
     nodes: IntArray
@@ -144,19 +149,18 @@ def search_tree(
         root_token_ids, root_log_probs = tokens[0, : counts[0]], log_probs[0, : counts[0]]
         length += len(unread)
     most_rows = limits.max_steps * limits.width
-    nodes = _new_nodes(len(root_token_ids) + most_rows * limits.children, limits.max_nodes)
-    rows = _new_rows(most_rows, limits.children)
-    _add(nodes, _NONE, root_token_ids, root_log_probs, limits)
+    nodes = new_nodes(len(root_token_ids) + most_rows * limits.children, limits.max_nodes)
+    rows = new_search_rows(most_rows, limits.children)
+    add_children(nodes, NO_NODE, root_token_ids, root_log_probs, limits)
     num_rows = 0
     for _ in range(limits.max_steps):
-        picked = _pick(nodes, limits)
+        picked = pick_nodes(nodes, limits)
         count = len(picked)
         if count == 0:
             break
-        positions, mask = _place(nodes, rows, picked, num_rows, length)
+        positions, mask = place_rows(nodes, rows, picked, num_rows, length)
         token_ids = nodes.token_ids[picked]
-        nothing = np.empty((0, 0), np.float32)
-        scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps, nothing)
+        scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps)
         if len(noise) > 0:
             for offset in range(count):
                 scores[offset] += noise[nodes.depths[picked[offset]]]
@@ -167,12 +171,12 @@ def search_tree(
         rows.child_counts[num_rows:end] = counts
         for offset in range(count):
             some = counts[offset]
-            _add(nodes, picked[offset], tokens[offset, :some], log_probs[offset, :some], limits)
+            add_children(nodes, picked[offset], tokens[offset, :some], log_probs[offset, :some], limits)
         num_rows = end
-    kept = _best_nodes(nodes, _num_kept(nodes, limits))
+    kept = best_nodes(nodes, num_kept_nodes(nodes, limits))
     return Found(
         nodes.token_ids[kept],
-        _renumbered(nodes.parents[kept], kept),
+        renumbered(nodes.parents[kept], kept),
         nodes.log_probs[kept],
         root_token_ids,
         root_log_probs,
@@ -191,28 +195,27 @@ def _read(weights: FewRowsWeights, kv: FloatArray, length: int, unread: IntArray
     mask = np.zeros((count, length + count), np.float32)
     for row in range(count):
         mask[row, length + row + 1 :] = -np.inf
-    nothing = np.empty((0, 0), np.float32)
-    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps, nothing)
+    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps)
 
 
 @compiled
-def _new_nodes(capacity: int, max_nodes: int) -> _Nodes:
-    return _Nodes(
+def new_nodes(capacity: int, max_nodes: int) -> SearchNodes:
+    return SearchNodes(
         np.empty(capacity, np.int64),
         np.empty(capacity, np.int64),
         np.empty(capacity, np.int64),
         np.empty(capacity, np.float32),
         np.empty(capacity, np.float64),
         np.zeros(capacity, np.bool_),
-        np.full(capacity, _NONE, np.int64),
+        np.full(capacity, NO_NODE, np.int64),
         np.empty(max_nodes, np.float64),
         np.zeros(2, np.int64),
     )
 
 
 @compiled
-def _new_rows(capacity: int, children: int) -> _SearchRows:
-    return _SearchRows(
+def new_search_rows(capacity: int, children: int) -> ExpandedRows:
+    return ExpandedRows(
         np.empty(capacity, np.int64),
         np.empty(capacity, np.int64),
         np.empty((capacity, children), np.int64),
@@ -222,8 +225,8 @@ def _new_rows(capacity: int, children: int) -> _SearchRows:
 
 
 @compiled
-def _place(
-    nodes: _Nodes, rows: _SearchRows, picked: IntArray, num_rows: int, length: int
+def place_rows(
+    nodes: SearchNodes, rows: ExpandedRows, picked: IntArray, num_rows: int, length: int
 ) -> tuple[IntArray, FloatArray]:
     """Assign rows to the picked nodes; returns their positions and mask for `run_rows`."""
     count = len(picked)
@@ -235,27 +238,29 @@ def _place(
         parent = nodes.parents[node]
         nodes.rows[node] = row
         rows.nodes[row] = node
-        rows.parents[row] = _NONE if parent == _NONE else nodes.rows[parent]
+        rows.parents[row] = NO_NODE if parent == NO_NODE else nodes.rows[parent]
         positions[offset] = length + nodes.depths[node] - 1
         mask[offset, :length] = 0
-        while row != _NONE:
+        while row != NO_NODE:
             mask[offset, length + row] = 0
             row = rows.parents[row]
     return positions, mask
 
 
 @compiled
-def _can_enter(nodes: _Nodes, path: float, limits: SearchLimits) -> bool:
+def _can_enter(nodes: SearchNodes, path: float, limits: SearchLimits) -> bool:
     """Whether a new node of at most this path log-probability could be among the best."""
     return bool(nodes.totals[1] < limits.max_nodes or path > nodes.best[0])
 
 
 @compiled
-def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: SearchLimits) -> None:
+def add_children(
+    nodes: SearchNodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: SearchLimits
+) -> None:
     """Add the children of an expanded node that could be among the best."""
     depth = 1
     above = 0.0
-    if parent != _NONE:
+    if parent != NO_NODE:
         depth = nodes.depths[parent] + 1
         above = nodes.paths[parent]
     for child in range(len(token_ids)):
@@ -274,7 +279,7 @@ def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray,
 
 
 @compiled
-def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
+def _rank(nodes: SearchNodes, path: float, max_nodes: int) -> None:
     """Insert a path log-probability among the best; the worst is dropped if there are too many."""
     best = nodes.best
     if nodes.totals[1] < max_nodes:
@@ -294,17 +299,17 @@ def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
 
 
 @compiled
-def _pick(nodes: _Nodes, limits: SearchLimits) -> IntArray:
+def pick_nodes(nodes: SearchNodes, limits: SearchLimits) -> IntArray:
     """Nodes to expand in the next step; empty if no step can improve the tree or pays."""
     picked = np.empty(limits.width, np.int64)
     count = 0
     gain = 0.0
     while count < limits.width:
-        chosen = _NONE
+        chosen = NO_NODE
         for node in range(nodes.totals[0]):
-            if nodes.is_open[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):
+            if nodes.is_open[node] and (chosen == NO_NODE or nodes.paths[node] > nodes.paths[chosen]):
                 chosen = node
-        if chosen == _NONE:
+        if chosen == NO_NODE:
             break
         path = nodes.paths[chosen]
         if path < limits.min_path_log_prob or not _can_enter(nodes, path, limits):
@@ -319,7 +324,7 @@ def _pick(nodes: _Nodes, limits: SearchLimits) -> IntArray:
 
 
 @compiled
-def _num_kept(nodes: _Nodes, limits: SearchLimits) -> int:
+def num_kept_nodes(nodes: SearchNodes, limits: SearchLimits) -> int:
     """Like `TreeLimits.num_kept`."""
     total = nodes.totals[0]
     worth = 0
@@ -331,23 +336,23 @@ def _num_kept(nodes: _Nodes, limits: SearchLimits) -> int:
 
 
 @compiled
-def _best_nodes(nodes: _Nodes, num_kept: int) -> IntArray:
+def best_nodes(nodes: SearchNodes, num_kept: int) -> IntArray:
     """The best candidates in ascending order; ties go to the earlier one, so parents precede children."""
     total = nodes.totals[0]
     is_kept = np.zeros(total, np.bool_)
     for _ in range(num_kept):
-        chosen = _NONE
+        chosen = NO_NODE
         for node in range(total):
-            if not is_kept[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):
+            if not is_kept[node] and (chosen == NO_NODE or nodes.paths[node] > nodes.paths[chosen]):
                 chosen = node
         is_kept[chosen] = True
     return np.nonzero(is_kept)[0]
 
 
 @compiled
-def _renumbered(parents: IntArray, kept: IntArray) -> IntArray:
+def renumbered(parents: IntArray, kept: IntArray) -> IntArray:
     """Parents as indices among the kept nodes."""
     places = np.empty(len(parents), np.int64)
     for index in range(len(parents)):
-        places[index] = _NONE if parents[index] == _NONE else np.searchsorted(kept, parents[index])
+        places[index] = NO_NODE if parents[index] == NO_NODE else np.searchsorted(kept, parents[index])
     return places

@@ -15,7 +15,7 @@ def test_a_kind_joins_when_its_checkpoint_is_there_with_a_model_or_with_another_
     monkeypatch.setattr(ablation, "MODELS", tmp_path)
     for name, file in (
         ("small-lm", "config.json"),
-        ("semi-ar-features", "drafter.json"),
+        ("eagle", "drafter.json"),
         ("diffusion", "README.md"),
         ("target", "config.json"),
     ):
@@ -24,5 +24,5 @@ def test_a_kind_joins_when_its_checkpoint_is_there_with_a_model_or_with_another_
     found = ablation._drafters(None)
     assert [(spec.kind, spec.model) for spec in found] == [
         ("small-lm", str(tmp_path / "small-lm")),
-        ("semi-ar-features", str(tmp_path / "semi-ar-features")),
+        ("eagle", str(tmp_path / "eagle")),
     ]

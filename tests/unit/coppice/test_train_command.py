@@ -40,21 +40,6 @@ def test_recipes_of_block_drafters_get_the_options(kind: str, tmp_path: Path, mo
     assert (recipe.kind, recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (kind, 7, 64, 5, 3)
 
 
-def test_the_recipe_of_feature_conditioned_drafters_gets_the_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[Any, ...]] = []
-    recipes = pytest.importorskip("drafter_svc.training.semi_ar_features")
-    monkeypatch.setattr(recipes, "train_semi_ar_features", lambda *arguments: calls.append(arguments))
-    sizes = ["--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
-    directories = ["--corpus", str(tmp_path), "--target", "t", "--trunk", "s", "--out", "o"]
-    result = CliRunner().invoke(app, ["semi-ar-features", *sizes, *directories])
-    assert result.exit_code == 0, result.output
-    [(roots, target, trunk, out, recipe)] = calls
-    assert (roots, target, trunk, out) == ([tmp_path], Path("t"), Path("s"), Path("o"))
-    assert (recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (7, 64, 5, 3)
-
-
 def test_the_recipe_of_boosted_small_lms_gets_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     recipes = pytest.importorskip("drafter_svc.training.boost")
@@ -83,7 +68,7 @@ def test_a_corpus_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     assert "absent does not exist" in one_line(["tokenizer", "--corpus", absent, "--out", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "semi-ar-features", "boost"])
+@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "boost"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "no model in it"])
 def test_a_target_that_is_not_there_is_told_in_one_line(kind: str, is_there: bool, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -108,7 +93,6 @@ def test_files_that_are_not_there_are_told_in_one_line_whatever_is_trained(tmp_p
         ["small-lm", "--fresh-steps", "0"],
         ["small-lm", "--fresh-cycles", "-1"],
         ["semi-ar", "--steps", "0"],
-        ["semi-ar-features", "--steps", "0"],
         ["boost", "--steps", "-3"],
         ["space", "--steps", "0"],
         ["early-exit", "--layer", "0"],
@@ -122,7 +106,7 @@ def test_numbers_that_mean_nothing_are_usage_errors(options: list[str], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "diffusion", "semi-ar-features", "boost", "space"])
+@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "diffusion", "boost", "space"])
 def test_fewer_samples_than_a_batch_are_a_bad_option(kind: str, tmp_path: Path) -> None:
     directories = ["--corpus", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [kind, "--samples", "63", *directories])

@@ -149,13 +149,18 @@ class PrunedLayers:
         return (wide, *output[1:]) if isinstance(output, tuple) else wide
 
     def _pick_logit_rows(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self._forward is None:
+            return None
+        return (inputs[0].index_select(1, self.logit_rows(inputs[0].shape[1])), *inputs[1:])
+
+    def logit_rows(self, num_rows: int) -> Tensor:
+        """The running forward's logit rows [K] among all its rows, or among as many as remained."""
         forward = self._forward
         if forward is None:
-            return None
+            raise RuntimeError("no forward is running")
         rows = self._on_device(forward.plan.logit_rows)
-        if forward.kept is not None:
-            rows = forward.kept.index_select(0, rows)
-        return (inputs[0].index_select(1, rows), *inputs[1:])
+        is_whole = forward.kept is not None and num_rows == forward.num_rows
+        return forward.kept.index_select(0, rows) if is_whole and forward.kept is not None else rows
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

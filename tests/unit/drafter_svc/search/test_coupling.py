@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.kernels.cpu.top_scores import top_scores
-from drafter_svc.search.coupling import ChildChoice, Coupling, FloatArray, NoiseRows
+from drafter_svc.search.coupling import ChildChoice, Coupling, FloatArray, NoiseRows, filled_by
 
 VOCAB = 300
 
@@ -209,7 +209,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), min_size=1
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from([0.3, 1.0, 2.5]), REQUESTS)
 def test_rows_are_those_of_their_positions(seed: int, temperature: float, requests: list[tuple[int, int]]) -> None:
-    rows = NoiseRows(seed, VOCAB_SIZE, temperature)
+    rows = NoiseRows(VOCAB_SIZE, filled_by(seed, temperature))
     for position, count in requests:
         expected = (gumbel(seed, position, count, VOCAB_SIZE) * temperature).astype(np.float32)
         assert np.array_equal(rows.at(position, count), expected)
@@ -223,7 +223,7 @@ def test_a_growing_text_computes_every_row_once_and_keeps_little(monkeypatch: py
         return gumbel(seed, first, count, vocab_size)
 
     monkeypatch.setattr("drafter_svc.search.coupling.gumbel", counted)
-    rows = NoiseRows(3, VOCAB_SIZE, 1.0)
+    rows = NoiseRows(VOCAB_SIZE, filled_by(3, 1.0))
     position = 100
     for step in range(200):
         rows.at(position, 26)

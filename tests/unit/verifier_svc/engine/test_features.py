@@ -10,8 +10,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from coppice.core.errors import IncompatibleError
+from coppice.core.feature_layers import default_feature_layers
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tree import TokenTree
+from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
+from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
@@ -21,12 +25,16 @@ from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.test_mask_passes import KERNELS, new_target, some_masks
 from tests.unit.verifier_svc.tiny_engine import LIMITS, PROMPTS, SAMPLING, VOCAB, oracle_drafter, tiny_info, tiny_target
 from verifier_svc.engine.engine import Engine
-from verifier_svc.engine.features import committed_features, feature_size
+from verifier_svc.engine.features import FeatureShape, committed_features, offered_features
 from verifier_svc.engine.kv_cache import SequenceCache
-from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.engine.pass_plan import PassPlan, SequenceRows
+from verifier_svc.extras.pruning.layers import decoder_layers
 from verifier_svc.extras.pruning.pace import ON, PruningSettings
 from verifier_svc.extras.pruning.rows import survivors_of
-from verifier_svc.model.output_layer import RowStates
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.model import compiled_layers, layer_states
+from verifier_svc.model.compiled_layers import compile_layers
+from verifier_svc.model.layer_states import LayerStates
 from verifier_svc.model.pass_graphs import PassGraphs
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.verify.acceptance import Acceptance
@@ -34,28 +42,30 @@ from verifier_svc.verify.draw_rule import DrawRule
 
 NewModel = Callable[[str], PreTrainedModel]
 HIDDEN = 64
+SIZE = 3 * HIDDEN
 NUM_TOKENS = 24
 STOPPING = StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 def read(features: bytes) -> np.ndarray:
-    """Features as numbers [tokens, hidden], by torch."""
+    """Features as numbers [tokens, 3 * hidden], by torch."""
     halves = torch.frombuffer(bytearray(features), dtype=torch.bfloat16)
-    return halves.float().view(-1, HIDDEN).numpy()
+    return halves.float().view(-1, SIZE).numpy()
 
 
 @torch.inference_mode()
 def plain_states(model: PreTrainedModel, token_ids: Sequence[int]) -> np.ndarray:
-    """The oracle: the base model's own output [tokens, hidden], by one plain forward over the whole text."""
-    states: torch.Tensor = model.base_model(input_ids=torch.tensor([list(token_ids)]), use_cache=False)[0]
-    return states[0].numpy()
+    """The oracle: states that the library gives [tokens, 3 * hidden], by one plain forward over the whole text."""
+    output = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False, output_hidden_states=True)
+    layers = default_feature_layers(model.config.num_hidden_layers)
+    return torch.cat([output.hidden_states[layer][0] for layer in layers], -1).numpy()
 
 
 def assert_features(model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], features: bytes) -> None:
     """One for each token, of the row before it, as far as bfloat16 can say."""
     expected = plain_states(model, [*prompt, *token_ids])[len(prompt) - 1 : -1]
     found = read(features)
-    assert found.shape == expected.shape == (len(token_ids), HIDDEN)
+    assert found.shape == expected.shape == (len(token_ids), SIZE)
     np.testing.assert_allclose(found, expected, atol=0.02, rtol=0.01)
     # Neighbours are no less than that apart.
     assert np.abs(expected[1:] - expected[:-1]).max(1).min() > 0.1
@@ -125,6 +135,79 @@ def test_an_output_that_ends_inside_a_tree_has_one_feature_for_each_of_its_token
         assert np.frombuffer(features, np.int16).tolist() == rows
 
 
+def deep_llama() -> PreTrainedModel:
+    """Of eight layers, so that a feature has three different ones."""
+    model = tiny_llama(
+        vocab_size=VOCAB, max_context_tokens=512, hidden_size=HIDDEN, num_hidden_layers=8, initializer_range=0.1
+    )
+    assert default_feature_layers(8) == (2, 4, 5)
+    return model
+
+
+def compiled_deep_target() -> TargetModel:
+    """The same model with compiled layers."""
+    if not HAS_WIDE_REGISTERS:
+        pytest.skip("layers are compiled on processors with vectors of 512 bits")
+    model, kernel = deep_llama(), CompiledKernel()
+    target = TargetModel(model, exact=True, num_blocks=64, kernel=kernel)
+    compile_layers(target, kernel)
+    return target
+
+
+@pytest.mark.parametrize("kind", ["modules", "compiled layers", "blocks of logits", "pruned"])
+def test_each_layer_s_states_are_where_they_belong(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the layers as modules or as compiled runs, in one part, in blocks, and with rows pruned between layers."""
+    target = new_target(deep_llama()) if kind == "modules" else compiled_deep_target()
+    if kind == "pruned":
+        target.install_head(replace(random_head(HIDDEN), layer=4))
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 12).tolist()
+    tree = random_tree(np.random.default_rng(3), VOCAB, 20)
+
+    def plan(*, wants: bool) -> PassPlan:
+        cache = SequenceCache(target.cache, 64)
+        rule = DrawRule(0.0, 0, 0.0)
+        rows = SequenceRows(cache, tokens, tree, draw_rule=rule, wants_states=wants)
+        return target.plan([rows])
+
+    nodes = list(range(len(tree)))
+    if kind == "blocks of logits":
+        asked = torch.cat(list(target.forward_in_blocks(plan(wants=True), 5)))
+        states = target.take_states()
+        plain = torch.cat(list(target.forward_in_blocks(plan(wants=False), 5)))
+    elif kind == "pruned":
+        asked, forward = target.forward_pruned(plan(wants=True))
+        states = target.take_states()
+        plain, _ = target.forward_pruned(plan(wants=False))
+        nodes = list(survivors_of(forward.plan.segments[0]) or ())
+        assert 0 < len(nodes) < len(tree)
+    else:
+        asked = target.forward(plan(wants=True))
+        states = target.take_states()
+        plain = target.forward(plan(wants=False))
+    assert torch.equal(asked, plain)
+    assert states is not None
+    found = read(states.tobytes())[: 1 + len(nodes)]
+    paths = [[], *([tree.token_ids[step] for step in tree.path(node)] for node in nodes)]
+    expected = np.stack([plain_states(deep_llama(), [*tokens, *path])[-1] for path in paths])
+    np.testing.assert_allclose(found, expected, atol=0.02, rtol=0.01)
+    low, middle, high = expected[:, :HIDDEN], expected[:, HIDDEN : 2 * HIDDEN], expected[:, 2 * HIDDEN :]
+    assert min(np.abs(low - middle).max(), np.abs(middle - high).max()) > 0.2
+
+
+def test_layers_are_in_as_few_runs_as_before_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = compiled_deep_target()
+    # First layers of calls, which several threads may make.
+    calls: set[int] = set()
+    call = compiled_layers.run_layers
+    monkeypatch.setattr(compiled_layers, "run_layers", lambda *a: (calls.add(a[1]), call(*a))[1])
+    runs = []
+    for wants in (False, True, False):
+        calls.clear()
+        target.forward(target.plan([SequenceRows(SequenceCache(target.cache, 64), [1, 2], wants_states=wants)]))
+        runs.append(sorted(calls))
+    assert runs == [[0], [0, 2, 4, 5], [0]]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_asking_changes_no_bit_of_any_logit(family: str, kernel: str, new_model: NewModel) -> None:
@@ -148,7 +231,7 @@ def test_asking_changes_no_bit_of_any_logit(family: str, kernel: str, new_model:
             logits.append(target.forward(plan))
             states = target.take_states()
             assert (states is not None) == bool(number)
-            assert states is None or states.shape == (len(plan.logit_rows), HIDDEN)
+            assert states is None or states.shape == (len(plan.logit_rows), SIZE)
             assert target.take_states() is None
             for cache, tokens in zip(own, pending, strict=True):
                 cache.keep(range(len(tokens)))
@@ -171,10 +254,10 @@ def test_a_model_that_gives_all_logits_gives_the_states_of_the_rows_that_are_wan
 
 def test_a_pass_in_which_nobody_asks_has_no_hook(new_model: NewModel, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(new_model("llama"))
-    layer = target.model.get_output_embeddings()
+    layer = decoder_layers(target.model)[default_feature_layers(target.model.config.num_hidden_layers)[0]]
     hooks: list[int] = []
     layer.register_forward_hook(lambda *_: hooks.append(len(layer._forward_pre_hooks)))
-    monkeypatch.setattr(RowStates, "of", lambda *_: pytest.fail("nobody asks"))
+    monkeypatch.setattr(LayerStates, "of", lambda *_: pytest.fail("nobody asks"))
     part = SequenceRows(SequenceCache(target.cache, 64), [1, 2], wants_logits=False, wants_states=True)
     target.forward(target.plan([part]))
     monkeypatch.undo()
@@ -254,19 +337,18 @@ def test_features_behind_pruned_trees_are_those_of_the_committed_text(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_target_says_how_wide_its_features_are(family: str, new_model: NewModel) -> None:
+def test_a_target_says_which_layers_its_features_are_of(family: str, new_model: NewModel) -> None:
     target = tiny_target(new_model(family))
-    assert feature_size(target) == HIDDEN
+    layers = default_feature_layers(target.model.config.num_hidden_layers)
+    assert offered_features(target) == FeatureShape(layers, SIZE)
     assert target.cache.num_free_blocks == target.cache.num_blocks
 
 
-def test_a_target_whose_output_layer_is_not_called_gives_none(
-    new_model: NewModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_without_a_list_of_layers_gives_none(new_model: NewModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: PreTrainedModel) -> torch.nn.ModuleList:
+        raise IncompatibleError("none")
+
+    monkeypatch.setattr(layer_states, "decoder_layers", none)
     target = tiny_target(new_model("llama"))
-    other = torch.nn.Linear(HIDDEN, VOCAB)
-    monkeypatch.setattr(target.model, "get_output_embeddings", lambda: other)
-    assert feature_size(target) == 0
-    monkeypatch.setattr(target.model, "get_output_embeddings", lambda: None)
-    assert feature_size(target) == 0
+    assert offered_features(target) == FeatureShape()
     assert target.cache.num_free_blocks == target.cache.num_blocks

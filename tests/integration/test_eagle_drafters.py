@@ -1,4 +1,4 @@
-"""A feature-conditioned drafter behind real services in one process: whatever it is streamed, no token changes."""
+"""An eagle drafter behind real services in one process: whatever it is streamed, no token changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from google.rpc import code_pb2
@@ -16,20 +17,19 @@ from transformers import LlamaForCausalLM
 
 from coppice.client import Client, Options
 from coppice.core.errors import IncompatibleError
+from coppice.core.feature_layers import default_feature_layers
 from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
-from drafter_svc.drafters.block.block_lm import BlockLm
+from drafter_svc.drafters.eagle.drafter import EagleSequence
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.model import checkpoint as drafter_checkpoint
 from orchestrator.app import running
 from orchestrator.config import Config
-from tests.feature_drafters import KIND, encode, write_tiny_feature_drafter
+from tests.eagle_checkpoints import eagle_settings, eagle_tensors, write_eagle, write_tiny_eagle
 from tests.integration import draft_peer, verify_peer
 from tests.integration.test_block_drafters import check_tokens
-from tests.integration.test_block_drafters import load as load_token_only
 from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
@@ -40,22 +40,14 @@ from verifier_svc.model.loading import load_probed_target
 from verifier_svc.verify.acceptance import Acceptance
 
 pytestmark = pytest.mark.timeout(300)
+KIND, LAYERS = "eagle", 8
 OPTIONS = Options(max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _uncompiled() -> Any:
-    """What is compiled is tested where it is; here it would only take time."""
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter_checkpoint, "compiled_ways", list)
-        yield
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("target")
-    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
+    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT, num_hidden_layers=LAYERS)
     return directory
 
 
@@ -66,22 +58,23 @@ def pair(target: Path) -> Pair:
     return Pair(*loaded, nobody, nobody)
 
 
-def load(directory: Path) -> Drafter:
+def load(directory: Path, target: Path) -> Drafter:
     config = DrafterConfig(
-        model=str(directory / "drafter"),
+        model=str(directory),
         drafter_kind=KIND,
         device="cpu",
-        draft_min_probability=0.0,
-        draft_ahead_steps=0,
+        target_model=str(target),
+        eagle_min_probability=0.0,
+        eagle_min_gain=0.0,
     )
     return load_drafter(config)
 
 
 @pytest.fixture(scope="module")
-def drafter(pair: Pair, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Drafter:
+def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Drafter:
     directory = tmp_path_factory.mktemp("drafter")
-    write_tiny_feature_drafter(directory, target, pair.info.feature_size, scale=0.01)
-    drafter = load(directory)
+    write_tiny_eagle(directory, target)
+    drafter = load(directory, target)
     drafter.warm_up()
     return drafter
 
@@ -108,44 +101,37 @@ async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
 
 
 class Watched:
-    """What a drafter's sequences are given, by wrapping its tails' `extend`."""
+    """What a drafter's sequences are given, by wrapping `extend`."""
 
-    def __init__(self, drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-        from drafter_svc.drafters.block.block_lm import BlockLmSequence
-
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[tuple[int, int]] = []
-        extend = BlockLmSequence.extend
+        extend = EagleSequence.extend
 
-        def watched(one: BlockLmSequence, token_ids: Any, features: bytes = b"") -> None:
+        def watched(one: EagleSequence, token_ids: Any, features: bytes = b"") -> None:
             self.given.append((len(token_ids), len(features)))
             extend(one, token_ids, features)
 
-        assert isinstance(drafter, BlockLm)
-        monkeypatch.setattr(BlockLmSequence, "extend", watched)
+        monkeypatch.setattr(EagleSequence, "extend", watched)
 
 
 async def test_tokens_are_those_of_the_target_alone_and_every_token_has_its_feature(
     pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(drafter, monkeypatch)
+    watched = Watched(monkeypatch)
     async with client_of(pair, drafter) as client:
         accepted = await check_tokens(client, KIND)
-    assert accepted[KIND] >= 12
+    assert accepted[KIND] >= 4
     size = 2 * pair.info.feature_size
     assert len(watched.given) > 10
     assert all(num_bytes == num_tokens * size for num_tokens, num_bytes in watched.given)
 
 
-async def test_both_forms_serve_one_request(pair: Pair, target: Path, tmp_path: Path, drafter: Drafter) -> None:
-    write_tiny_feature_drafter(tmp_path, target, pair.info.feature_size)
-    token_only = load_token_only(tmp_path / "trunk", "semi-ar")
-    async with client_of(pair, drafter, token_only) as client:
-        accepted = await check_tokens(client, f"{KIND},semi-ar")
-    assert accepted["semi-ar"] > 0
-
-
 def nans(states: HalfArray, accepted: Acceptance) -> bytes:
-    return encode([[float("nan")] * states.shape[1]] * len(accepted.token_ids))
+    return b"\xc0\x7f" * (states.shape[1] * len(accepted.token_ids))
+
+
+def noise(states: HalfArray, accepted: Acceptance) -> bytes:
+    return np.random.default_rng(0).bytes(2 * states.shape[1] * len(accepted.token_ids))
 
 
 def too_short(states: HalfArray, accepted: Acceptance) -> bytes:
@@ -160,7 +146,7 @@ def none(states: HalfArray, accepted: Acceptance) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("garbage", [nans, too_short, too_many, none])
+@pytest.mark.parametrize("garbage", [nans, noise, too_short, too_many, none])
 async def test_garbage_from_a_verifier_changes_no_token_and_stays_with_its_sequence(
     pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, garbage: Any
 ) -> None:
@@ -176,8 +162,8 @@ async def test_garbage_from_a_verifier_changes_no_token_and_stays_with_its_seque
     assert after.speculation.draft_tokens == sound.speculation.draft_tokens
 
 
-@pytest.mark.parametrize("num_bytes", [1, 3, 127])
-async def test_a_drafter_refuses_features_of_another_length_and_goes_on_with_others(
+@pytest.mark.parametrize("num_bytes", [0, 1, 3, 127])
+async def test_without_features_of_the_last_token_a_tree_is_empty_and_the_next_one_is_not(
     pair: Pair, drafter: Drafter, num_bytes: int
 ) -> None:
     async with serving_drafter(drafter) as address, rpc.open_channel(address) as channel:
@@ -185,16 +171,15 @@ async def test_a_drafter_refuses_features_of_another_length_and_goes_on_with_oth
         described = await stub.Describe(pb.DrafterServiceDescribeRequest())
         assert (described.kind, described.needs_features) == (KIND, True)
         assert described.feature_size == pair.info.feature_size
+        assert tuple(described.feature_layers) == pair.info.feature_layers
         peer = draft_peer.Peer(stub)
-        for number in (1, 2):
-            await peer.open(number)
-            await peer.tree(number, len(PROMPT))
+        await peer.open(1)
+        assert len((await peer.tree(1, len(PROMPT))).token_ids) == 0
         await peer.commit(1, len(PROMPT), 7, 8, features=bytes(num_bytes))
-        code, message = await peer.error(1)
-        assert (code, "features" in message) == ("INVALID_ARGUMENT", True)
+        assert len((await peer.tree(1, len(PROMPT) + 2)).token_ids) == 0
         # Of the last token alone.
-        await peer.commit(2, len(PROMPT), 7, 8, features=bytes(2 * pair.info.feature_size))
-        await peer.tree(2, len(PROMPT) + 2)
+        await peer.commit(1, len(PROMPT) + 2, 7, 8, features=bytes(2 * pair.info.feature_size))
+        assert len((await peer.tree(1, len(PROMPT) + 4)).token_ids) > 0
         assert await peer.finish() == []
 
 
@@ -210,7 +195,9 @@ async def test_a_token_s_feature_is_two_bytes_for_each_of_its_numbers_on_the_wir
     sizes: dict[bool, int] = {}
     async with verifier_peer(pair) as (peer, stub):
         described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
-        assert described.feature_size == described.hidden_size == pair.info.hidden_size
+        assert described.feature_layer_size == described.hidden_size == pair.info.hidden_size
+        assert described.feature_size == 3 * described.hidden_size == pair.info.feature_size
+        assert tuple(described.feature_layers) == default_feature_layers(LAYERS)
         for wants in (False, True):
             await peer.open(sequence_id=1 + wants, want_features=wants)
             features, tokens, sizes[wants] = b"", list[int](), 0
@@ -227,7 +214,8 @@ async def test_a_token_s_feature_is_two_bytes_for_each_of_its_numbers_on_the_wir
     assert 0 < sizes[True] - sizes[False] - len(features) <= 8 * len(tokens)
     model = LlamaForCausalLM.from_pretrained(target).eval()
     with torch.inference_mode():
-        states = model.model(torch.tensor([[*verify_peer.PROMPT, *tokens]])).last_hidden_state[0]
+        output = model(torch.tensor([[*verify_peer.PROMPT, *tokens]]), output_hidden_states=True)
+        states = torch.cat([output.hidden_states[layer][0] for layer in default_feature_layers(LAYERS)], -1)
     found = torch.frombuffer(bytearray(features), dtype=torch.bfloat16).view(len(tokens), -1).float()
     assert torch.allclose(found, states[len(verify_peer.PROMPT) - 1 : -1], atol=0.02, rtol=0.01)
 
@@ -245,32 +233,51 @@ async def test_a_verifier_that_gives_none_says_so_and_others_of_its_sequences_go
         assert len(tokens) == 12
 
 
-@pytest.mark.parametrize(("offered", "needed"), [(0, 64), (64, 32), (64, 128)])
-async def test_a_drafter_that_needs_other_features_is_refused_at_connect(
-    pair: Pair, target: Path, tmp_path: Path, offered: int, needed: int
+MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "none offered": ({}, {"feature_size": 0, "feature_layers": ()}, "verifier gives none"),
+    "another width": (
+        {"target_hidden_size": 20},
+        {},
+        "hidden states, 60 numbers per token of layers",
+    ),
+    "other layers": (
+        {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]},
+        {},
+        "96 numbers per token of layers 1, 4, 6, ",
+    ),
+    "another target": ({}, {"weights_fingerprint": "another"}, "made for a target with the weights "),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+async def test_a_drafter_that_does_not_fit_is_refused_at_connect(
+    pair: Pair, target: Path, tmp_path: Path, name: str
 ) -> None:
-    write_tiny_feature_drafter(tmp_path, target, needed)
-    pair = replace(pair, info=replace(pair.info, feature_size=offered, lookup=None))
+    settings_changes, changes, words = MISFITS[name]
+    settings = eagle_settings(target, 24, **settings_changes)
+    write_eagle(tmp_path, settings, eagle_tensors(settings), target=pair.info.weights_fingerprint)
+    assert pair.info.weights_fingerprint
+    pair = replace(pair, info=replace(pair.info, lookup=None, **changes))
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving_target(pair))
-        address = await stack.enter_async_context(serving_drafter(load(tmp_path)))
-        with pytest.raises(IncompatibleError, match=f"{needed} numbers per token") as caught:
+        address = await stack.enter_async_context(serving_drafter(load(tmp_path, target)))
+        with pytest.raises(IncompatibleError, match=words):
             async with running(config_of(verifier, address, require_drafters=True)):
                 pass
-        assert ("gives none" in str(caught.value)) == (offered == 0)
         # Where drafters may be missing, it is, and the target goes on alone.
         orchestrator = await stack.enter_async_context(running(config_of(verifier, address)))
         client = await stack.enter_async_context(Client(orchestrator.address))
         output = await client.generate(PROMPT, OPTIONS)
         assert (len(output.token_ids), output.speculation.draft_tokens) == (24, 0)
-        assert orchestrator.drafters.refusals() == [f"drafter {KIND}: needs other features than the target's"]
+        reason = "was made for another target" if name == "another target" else "needs other features than the target's"
+        assert orchestrator.drafters.refusals() == [f"drafter {KIND}: {reason}"]
 
 
-async def test_on_a_verifier_that_gives_none_drafts_go_on_without(
+async def test_on_a_verifier_that_gives_none_requests_go_on_without_drafts(
     pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two replicas gives no features: a sequence that comes to it is not refused."""
-    watched = Watched(drafter, monkeypatch)
+    watched = Watched(monkeypatch)
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving_target(pair))
         address = await stack.enter_async_context(serving_drafter(drafter))
@@ -281,6 +288,6 @@ async def test_on_a_verifier_that_gives_none_drafts_go_on_without(
         on = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
         off = await client.generate(PROMPT, replace(OPTIONS, speculation="off"))
     assert on.token_ids == off.token_ids
-    assert on.speculation.draft_tokens > 0
+    assert on.speculation.draft_tokens == 0
     assert watched.given
     assert not any(num_bytes for _, num_bytes in watched.given)
