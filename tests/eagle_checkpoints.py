@@ -55,7 +55,8 @@ def eagle_tensors(settings: dict[str, Any], seed: int = 0, *, with_tables: bool 
     num_drafted = settings["draft_vocab_size"]
 
     def matrix(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
+        numbers: Tensor = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        return numbers.bfloat16()
 
     def norm(size: int) -> Tensor:
         return (1 + 0.2 * torch.randn(size, generator=generator)).bfloat16()
@@ -96,7 +97,7 @@ def write_eagle(directory: Path, settings: dict[str, Any], tensors: dict[str, Te
         (directory / "drafter.json").write_text(json.dumps({"kind": "eagle", **calibration}))
 
 
-def write_tiny_eagle(directory: Path, target: Path, num_drafted: int = 24, **calibration: Any) -> None:
+def write_tiny_eagle(directory: Path, of_target: Path, num_drafted: int = 24, **calibration: Any) -> None:
     """A drafter without tables of its own for a tiny target."""
-    settings = eagle_settings(target, num_drafted)
+    settings = eagle_settings(of_target, num_drafted)
     write_eagle(directory, settings, eagle_tensors(settings), **calibration)

@@ -226,6 +226,18 @@ def test_what_a_drafter_does_not_say_of_its_autoscaling_it_has_from_the_defaults
         assert len(certificates[f"drafter-{name}"]) == count
 
 
+def test_an_eagle_drafter_is_told_the_target_unless_it_says_itself() -> None:
+    drafters = [
+        {"name": "small-lm", "kind": "small-lm", "config": {"MODEL": "/models/small-lm"}},
+        {"name": "eagle", "kind": "eagle", "config": {"MODEL": "/weights/eagle"}},
+        {"name": "other", "kind": "eagle", "config": {"MODEL": "/weights/eagle", "TARGET_MODEL": "/weights/same"}},
+    ]
+    manifests = render({"verifier": {"config": {"MODEL": "/weights/target"}}, "drafters": drafters})
+    found = {component(one): environment(one).get("TARGET_MODEL") for one in services_of_ours(manifests)}
+    expected = {"drafter-small-lm": None, "drafter-eagle": "/weights/target", "drafter-other": "/weights/same"}
+    assert {name: target for name, target in found.items() if name.startswith("drafter-")} == expected
+
+
 def test_a_drafter_has_the_defaults_and_its_own_settings_over_them() -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["drafterDefaults"]["config"]
     small, large = (
