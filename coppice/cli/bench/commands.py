@@ -18,6 +18,7 @@ from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, DrafterSpec, T
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
     from coppice.lab.bench.load.loads import Arrival
+    from coppice.lab.bench.precisions import Precision
 
 
 def prompts(
@@ -69,6 +70,14 @@ def latency(
         str,
         typer.Option(metavar="MS,MS,…", help="With --forms: add so much to the way between orchestrator and drafter."),
     ] = NO_DELAY,
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="f32,bf16",
+            help="Measure the target in these precisions as well: us without speculation, transformers, and llama.cpp "
+            "where the package xllamacpp is installed. Default: all of them, none for the bundled target.",
+        ),
+    ] = None,
 ) -> None:
     """One stream: transformers, transformers assisted, and us with speculation off and on, in turn.
 
@@ -83,20 +92,19 @@ def latency(
     chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
+    chosen_precisions = _precisions(target, precisions)
 
     from coppice.lab.bench.forms import PANEL
     from coppice.lab.bench.harness.plots import draw
-    from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_with_forms
+    from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_latency
 
     drafters = () if small_lm is None else (DrafterSpec(DEFAULT_KIND, str(small_lm)),)
     spec = TopologySpec(str(target), drafters, threads=threads)
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = LatencySuite(setup, small_lm)
+    report = run_or_exit(measure_latency(suite, spec, chosen_forms, chosen_precisions))
     if chosen_forms:
-        report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
         draw(report, [PANEL], out / "forms.png")
-    else:
-        report = measure_or_exit(suite, spec)
     finish(report, SHOWN, out)
 
 
@@ -111,6 +119,19 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
 
     try:
         return parse_forms(names, delays)
+    except BenchmarkError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
+    """The precisions asked for; raises typer.BadParameter where one is unknown."""
+    from coppice.lab.bench.harness.experiment import BenchmarkError
+    from coppice.lab.bench.precisions import PRECISIONS, parse_precisions
+
+    if names is None:
+        return () if target == opt.TARGET else tuple(PRECISIONS.values())
+    try:
+        return parse_precisions(names)
     except BenchmarkError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -33,11 +33,12 @@ from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temp
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
 from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.precisions import Precision, in_precisions, precision_ratios, served_in
 from coppice.lab.bench.services import unless_one_fails
 from coppice.lab.bench.transformers_baseline import Generate, load_model, quiet_transformers, top_two_gap
 
-# Float32 logits of one row computed in two ways differ by less than this; a smaller gap is a tie to both.
-NEAR_TIE = 1e-4
+# Logits of one row computed in two ways differ by less than this; a smaller gap is a tie to both.
+NEAR_TIES = {"float32": 1e-4, "bfloat16": 0.25}
 MAX_PASS_SIZES_SHOWN = 6
 # Forms have no prefix cache: its drafts need no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}
@@ -79,10 +80,11 @@ class Divergence:
     # Between the two best logits there, computed by transformers in one pass over the common prefix.
     top_2_gap: float
     top_2_token_ids: tuple[int, int]
+    dtype: str
 
     def record(self) -> Row:
         """For the report; a near tie is one that rounding alone explains."""
-        near_tie = self.top_2_gap < NEAR_TIE and self.token_id in self.top_2_token_ids
+        near_tie = self.top_2_gap < NEAR_TIES[self.dtype] and self.token_id in self.top_2_token_ids
         return {**asdict(self), "top_2_token_ids": list(self.top_2_token_ids), "near_tie": near_tie}
 
     def __str__(self) -> str:
@@ -97,8 +99,9 @@ def find_divergences(
     samples: Samples[Sample],
     contenders: Sequence[str],
     top_two: Callable[[Sequence[int]], tuple[float, tuple[int, int]]],
+    dtype: str,
 ) -> list[Divergence]:
-    """Where greedy outputs of `contenders` leave those of `generate`, first run."""
+    """Where greedy outputs of `contenders` leave those of `generate` in the same dtype, first run."""
     greedy = samples.where(temperature=0.0, run=0)
     expected = outputs(greedy, TRANSFORMERS)
     found = []
@@ -109,7 +112,8 @@ def find_divergences(
                 pairs = enumerate(zip(given, reference, strict=True))
                 at = next(index for index, (mine, theirs) in pairs if mine != theirs)
                 gap, top_token_ids = top_two([*task.prompt_ids, *reference[:at]])
-                found.append(Divergence(contender, task.prompt, at, given[at], reference[at], gap, top_token_ids))
+                one = Divergence(contender, task.prompt, at, given[at], reference[at], gap, top_token_ids, dtype)
+                found.append(one)
     return found
 
 
@@ -121,17 +125,21 @@ class LatencySuite:
     small_lm: Path | None
     # Where further forms of the deployment are served.
     forms: Mapping[Form, str] = field(default_factory=dict)
+    # Where the target is served in further precisions, without speculation.
+    precisions: Mapping[Precision, str] = field(default_factory=dict)
 
     async def run(self, address: str) -> Report:
         """Measure and return the report. Raises BenchmarkError if a contender failed."""
         machine, plan, threads = describe_machine(), self.setup.plan, self.setup.threads
         quiet_transformers()
         torch.set_num_threads(threads)
-        target = load_model(self.setup.target)
-        small_lm = None if self.small_lm is None else load_model(self.small_lm)
         async with contextlib.AsyncExitStack() as stack:
             client = await connected(stack, address)
             info = await model_info(client)
+            # In the numbers that the target is served in.
+            dtype: torch.dtype = getattr(torch, info.dtype)
+            target = load_model(self.setup.target, dtype)
+            small_lm = None if self.small_lm is None else load_model(self.small_lm, dtype)
             models = [target] if small_lm is None else [target, small_lm]
             own = (getattr(model.config, "max_position_embeddings", None) for model in models)
             context = min(filter(None, (info.max_context_tokens, *own)))
@@ -145,16 +153,20 @@ class LatencySuite:
             for form, at in self.forms.items():
                 policy = Policy(form.name, form.mode, setting=form.setting)
                 contenders.append(Server(await connected(stack, at), policy))
+            contenders += await in_precisions(self.setup, stack, self.precisions, info.dtype, context)
             batches = [range(at, at + 1) for at in range(len(prompt_ids))]
             total = len(contenders) * len(batches) * len(plan.temperatures) * plan.num_runs
             with progress("latency", total) as advance:
                 samples = await comparison.measure(contenders, prompt_ids, plan, batches, advance)
         found = comparison.rows(samples, contenders)
         add_forms(found, self.forms)
-        apart = find_divergences(samples, [OFF, ASSISTED], partial(top_two_gap, target))
-        ratios = Ratios.of(latency_ratios(samples) | form_ratios(samples, self.forms))
+        apart = find_divergences(samples, [OFF, ASSISTED], partial(top_two_gap, target), info.dtype)
+        ratios = Ratios.of(
+            latency_ratios(samples) | form_ratios(samples, self.forms) | precision_ratios(samples, self.precisions)
+        )
         settings = {
             **self.setup.settings(prompt_ids, num_cut),
+            "dtype": info.dtype,
             "small_lm": None if self.small_lm is None else shown_path(self.small_lm),
             "forms": [
                 {"contender": form.name, "form": form.kind.value, "delay_ms": form.delay_ms} for form in self.forms
@@ -166,8 +178,10 @@ class LatencySuite:
         return document("latency", machine, settings, found, ratios, RATIO_NOTE, notes, wrong, divergences=divergences)
 
 
-async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Sequence[Form]) -> Report:
-    """Start a topology and what the forms need besides, measure, and stop everything.
+async def measure_latency(
+    suite: LatencySuite, spec: TopologySpec, forms: Sequence[Form], precisions: Sequence[Precision]
+) -> Report:
+    """Start a topology and what forms and precisions need besides, measure, and stop everything.
 
     Raises BenchmarkError if the measurement cannot go on, ChildError if a process did not start, or ended.
     """
@@ -190,7 +204,9 @@ async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Seq
             rounds = {"ROUNDS": form.kind.value} if form.kind is Kind.SYNCHRONOUS else {}
             env = {**NO_CACHE, **rounds, "DRAFTER_ADDRESSES": ",".join(drafters)}
             addresses[form] = await topology.add_orchestrator(form.name, env)
-        return await unless_one_fails(replace(suite, forms=addresses).run(topology.address), *topologies)
+        served = {one: await served_in(topology, one) for one in precisions}
+        whole = replace(suite, forms=addresses, precisions=served)
+        return await unless_one_fails(whole.run(topology.address), *topologies)
 
 
 def _identical_cell(row: Mapping[str, Any]) -> str:

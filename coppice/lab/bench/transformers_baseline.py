@@ -34,15 +34,15 @@ _library: Any = transformers
 _COMPUTING = ThreadPoolExecutor(1, "transformers")
 
 
-def load_model(model_dir: Path) -> PreTrainedModel:
-    """A checkpoint in float32, which is what the verifier computes in on a CPU.
+def load_model(model_dir: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A checkpoint in a dtype.
 
     Raises BenchmarkError if there is no usable checkpoint.
     """
     try:
         model: PreTrainedModel = _library.AutoModelForCausalLM.from_pretrained(
             model_dir,
-            dtype=torch.float32,
+            dtype=dtype,
             local_files_only=model_dir.is_dir(),
             use_safetensors=True,
             trust_remote_code=False,
@@ -84,15 +84,18 @@ def _batch(tasks: Sequence[Task], token_ids: Sequence[Sequence[int]], wall_s: fl
 class Generate(Library):
     """`generate` on a target, one request at a time, with an assistant model where one is given."""
 
-    def __init__(self, target: PreTrainedModel, threads: int, assistant: PreTrainedModel | None = None) -> None:
-        name, note = TRANSFORMERS, "transformers generate, float32, dynamic cache, sdpa attention"
+    def __init__(
+        self, target: PreTrainedModel, threads: int, assistant: PreTrainedModel | None = None, name: str = TRANSFORMERS
+    ) -> None:
+        note = f"transformers generate, {dtype_name(target)}, dynamic cache, sdpa attention"
         self._options: dict[str, Any] = {}
         if assistant is not None:
             # Number and schedule of the assistant's tokens stay as the checkpoint and the library have them.
             assert assistant.generation_config is not None
             assistant.generation_config.eos_token_id = None
             self._options["assistant_model"] = assistant
-            name, note = ASSISTED, f"transformers assisted generation, {_assistant_settings(assistant)}"
+            name = ASSISTED
+            note = f"transformers assisted generation, {dtype_name(target)}, {_assistant_settings(assistant)}"
         super().__init__(name, note, target, threads)
 
     @torch.inference_mode()
@@ -192,6 +195,11 @@ def quiet_transformers() -> None:
     # Continuous batching has a log of its own, and sets its level when it is imported.
     importlib.import_module("transformers.generation.continuous_batching")
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+
+
+def dtype_name(model: PreTrainedModel) -> str:
+    """Name of a model's dtype, as in the verifier's settings."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def top_two_gap(target: PreTrainedModel, context: Sequence[int]) -> tuple[float, tuple[int, int]]:

@@ -60,7 +60,9 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
     def GetModelInfo(  # noqa: N802
         self, request: inference_pb2.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> inference_pb2.GetModelInfoResponse:
-        return inference_pb2.GetModelInfoResponse(model="tiny", max_context_tokens=CONTEXT, max_nodes=20)
+        return inference_pb2.GetModelInfoResponse(
+            model="tiny", max_context_tokens=CONTEXT, max_nodes=20, dtype="float32"
+        )
 
     def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext

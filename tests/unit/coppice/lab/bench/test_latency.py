@@ -99,8 +99,11 @@ def test_a_row_says_speed_spread_and_identity() -> None:
     assert row["num_identical_to_transformers"] == 1
 
 
-@pytest.mark.parametrize(("gap", "near_tie"), [(1e-6, True), (0.5, False)])
-def test_a_divergence_names_the_place_and_how_close_it_was(gap: float, near_tie: bool) -> None:
+@pytest.mark.parametrize(
+    ("gap", "dtype", "near_tie"),
+    [(1e-6, "float32", True), (0.1, "float32", False), (0.1, "bfloat16", True), (0.5, "bfloat16", False)],
+)
+def test_a_divergence_names_the_place_and_how_close_it_was(gap: float, dtype: str, near_tie: bool) -> None:
     samples = Samples([sample("transformers", 1.0), sample(OFF, 1.0, tokens=(1, 2, 9, 4))])
     asked: list[list[int]] = []
 
@@ -108,7 +111,7 @@ def test_a_divergence_names_the_place_and_how_close_it_was(gap: float, near_tie:
         asked.append(list(context))
         return gap, (3, 9)
 
-    [found] = find_divergences(samples, [OFF], top_two)
+    [found] = find_divergences(samples, [OFF], top_two, dtype)
     assert asked == [[1, 1, 2]]
     assert (found.position, found.token_id, found.transformers_token_id) == (2, 9, 3)
     assert found.record()["near_tie"] is near_tie
