@@ -26,20 +26,22 @@ class ShownLayers(Protocol):
 
 
 class LayerStates:
-    """Records the inputs of some of a model's layers inside a context."""
+    """Records the inputs of some of a model's layers, and the output of the last, inside a context."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        """State k of `layers` is the input of layer k.
+        """State k of `layers` is the input of layer k, or the last layer's output.
 
         Raises:
             IncompatibleError: the model's layers are not found, or are fewer.
         """
         modules = decoder_layers(model)
-        if not all(0 <= layer < len(modules) for layer in layers):
+        if not all(0 <= layer <= len(modules) for layer in layers):
             raise IncompatibleError(f"{type(model).__name__} has {len(modules)} layers, and no inputs of {layers}")
         self.layers = tuple(layers)
         self.calls: ShownLayers | None = None
-        self._modules: dict[int, nn.Module] = {layer: modules[layer] for layer in self.layers}
+        self._last: nn.Module = modules[-1]
+        self._modules: dict[int, nn.Module] = {layer: modules[layer] for layer in self.layers if layer < len(modules)}
+        self._num_layers = len(modules)
         self._handles: list[Any] = []
         self._seen: dict[int, Tensor] = {}
 
@@ -53,6 +55,8 @@ class LayerStates:
                 self._seen[layer] = inputs[0] if inputs else keywords["hidden_states"]
 
             self._handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        if self._num_layers in self.layers:
+            self._handles.append(self._last.register_forward_hook(self._note_output))
         return self
 
     def __exit__(
@@ -71,9 +75,12 @@ class LayerStates:
             IncompatibleError: the model does not call its layers as others do.
         """
         states, self._seen = self._seen, {}
-        if len(states) < len(self._modules) or any(
+        if len(states) < len(set(self.layers)) or any(
             state.dim() != 3 or state.shape[0] != 1 for state in states.values()
         ):
             raise IncompatibleError("the model does not call its layers as others do")
         picked = {layer: state[0].index_select(0, rows(state.shape[1])) for layer, state in states.items()}
         return torch.cat([picked[layer] for layer in self.layers], -1)
+
+    def _note_output(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        self._seen[self._num_layers] = output[0] if isinstance(output, tuple) else output

@@ -260,9 +260,18 @@ class TargetModel:
         """
         if self._layer_states is None:
             layers = default_feature_layers(self._model.config.get_text_config().num_hidden_layers)
-            self._layer_states = LayerStates(self._model, layers)
-            self._layer_states.calls = self.layers
+            self.show_layers(layers)
+            assert self._layer_states is not None
         return self._layer_states
+
+    def show_layers(self, layers: tuple[int, ...]) -> None:
+        """Give the states after these layers instead, to passes that want states.
+
+        Raises:
+            IncompatibleError: the model's layers are not found.
+        """
+        self._layer_states = LayerStates(self._model, layers)
+        self._layer_states.calls = self.layers
 
     def adapt(self, adapter: SpaceAdapter) -> None:
         """Enable masks.

@@ -1,0 +1,149 @@
+"""The stages of `coppice adapt`: text with states, training, measurement, checkpoint.
+
+Each goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from coppice.adapt.answer_store import AnswerStore, is_held_out, read_texts, shards, write_shard
+from coppice.adapt.eagle_checkpoint import save_head
+from coppice.adapt.eagle_head import check_form
+from coppice.adapt.eagle_measure import measure_head
+from coppice.adapt.eagle_run import EagleRecipe, TrainedHead, train_head
+from coppice.adapt.own_text import OwnText, OwnWriter, TextShape
+from coppice.checkpoints.catalogue import local_model
+from coppice.core.errors import IncompatibleError
+from coppice.core.feature_layers import default_feature_layers
+from coppice.training.run import load_target
+from coppice.training.state import open_state, whole_file
+from verifier_svc.app import new_servicer
+from verifier_svc.config import VerifierConfig
+from verifier_svc.engine.engine import Engine
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetInfo
+
+logger = logging.getLogger(__name__)
+
+_TEXTS_PER_SHARD = 128
+_HELD_OUT_WINDOWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptPlan:
+    """A run: `tokens` of answers of a target, and a head by `recipe`."""
+
+    target: str
+    tokens: int
+    seed: int
+    recipe: EagleRecipe
+    shape: TextShape = field(default_factory=TextShape)
+
+
+def run_plan(plan: AdaptPlan, out: Path, *, use_compiler: bool = True) -> None:
+    """Make an EAGLE-3 head for a target in `out`; unfinished work lies in `out` with ".state".
+
+    Raises:
+        IncompatibleError: the target cannot be used, its layers give no states, or the work there is another run's.
+        OSError: files cannot be written.
+    """
+    directory = local_model(plan.target, logger.info)
+    work = open_state(out, plan, {})
+    text_dir = work / "text"
+    text_dir.mkdir(exist_ok=True)
+    fingerprint = _write_text(plan, directory, text_dir)
+    _, model = load_target(Path(directory))
+    trained = train_head(model, text_dir, work / "head", plan.recipe, use_compiler=use_compiler)
+    _save(plan, model, trained, text_dir, fingerprint, out)
+
+
+def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
+    """Write answers until there are enough; returns the fingerprint of the target's weights.
+
+    The target is left as soon as there is nothing to write.
+    """
+    progress = text_dir / "target.json"
+    written = sum(len(text.answer) for shard in shards(text_dir) for text in read_texts(shard))
+    if written >= plan.tokens and progress.exists():
+        return str(json.loads(progress.read_text())["fingerprint"])
+    with _engine(directory, plan.shape.at_once) as (engine, info):
+        with whole_file(progress) as file:
+            file.write(json.dumps({"fingerprint": info.weights_fingerprint}).encode())
+        writer = OwnWriter(engine, info, plan.seed, plan.shape, wants_features=True)
+        taken = {text.number for shard in shards(text_dir) for text in read_texts(shard)}
+        first = max(taken, default=-1) + 1
+        started_s, begun_with, texts = time.monotonic(), written, list[OwnText]()
+        for text in writer.write(iter(range(first, sys.maxsize))):
+            texts += [text] if text.answer else []
+            written += len(text.answer)
+            if len(texts) == _TEXTS_PER_SHARD or written >= plan.tokens:
+                write_shard(texts, info.hidden_size, text_dir / f"text-{len(shards(text_dir)):05}")
+                texts = []
+                pace = (written - begun_with) / (time.monotonic() - started_s)
+                left = max(0, plan.tokens - written) / pace
+                logger.info(
+                    "%d of %d tokens written, %.0f a second, %.0f minutes left", written, plan.tokens, pace, left / 60
+                )
+            if written >= plan.tokens:
+                break
+        return info.weights_fingerprint
+
+
+@contextlib.contextmanager
+def _engine(directory: str, at_once: int) -> Iterator[tuple[Engine, TargetInfo]]:
+    """A running engine of the target that keeps the states which a head is trained on."""
+    config = VerifierConfig(model=directory, max_sequences=at_once, prompt_lookup="off", listen_address="127.0.0.1:0")
+    target, info = load_probed_target(config)
+    check_form(target.model)
+    if not info.feature_layers:
+        raise IncompatibleError(f"{directory} gives no hidden states of its layers, which a head reads")
+    target.show_layers((*info.feature_layers, target.model.config.get_text_config().num_hidden_layers))
+    engine, _ = new_servicer(config, target, info)
+    engine.start()
+    try:
+        yield engine, info
+    finally:
+        engine.stop()
+
+
+def _save(
+    plan: AdaptPlan, model: PreTrainedModel, trained: TrainedHead, text_dir: Path, fingerprint: str, out: Path
+) -> None:
+    held_out = AnswerStore.open(text_dir, held_out=True)
+    length = min(plan.recipe.length, len(held_out))
+    starts = range(0, len(held_out) - length + 1, length)
+    windows = [held_out.windows([start], length) for start in starts[:_HELD_OUT_WINDOWS]]
+    report = measure_head(trained.head, trained.loss, windows, plan.recipe.test_steps)
+    tokens = sum(len(t.answer) for shard in shards(text_dir) for t in read_texts(shard) if not is_held_out(t.number))
+    facts = {
+        "target": Path(plan.target).name,
+        "fingerprint": fingerprint,
+        "tokens": tokens,
+        "steps": int(trained.curve[-1]["step"]),
+        "loss": trained.curve[-1]["held_out"],
+        "minutes": trained.curve[-1]["seconds"] / 60,
+        "command": "coppice " + shlex.join(sys.argv[1:]),
+        "recipe": asdict(plan.recipe),
+        "curve": trained.curve,
+    }
+    layers = default_feature_layers(model.config.get_text_config().num_hidden_layers)
+    save_head(trained.head, trained.draft_ids, layers, report, out, facts=facts)
+    logger.info("%s is written:\n%s", out, report.table())
+
+
+def set_threads(threads: int) -> None:
+    """Threads of training; 0 leaves torch's choice."""
+    if threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,164 @@
+"""`coppice adapt`: text of a target's own, an EAGLE-3 head trained on it, and its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from coppice.adapt.answer_store import AnswerStore, Window, read_texts, shards, write_shard
+from coppice.adapt.eagle_head import EagleHead, HeadShape, distillation, new_head
+from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
+from coppice.adapt.own_text import OwnText, TextShape
+from coppice.adapt.run import AdaptPlan, run_plan
+from coppice.core.errors import IncompatibleError
+from drafter_svc.drafters.eagle.checkpoint import load_eagle
+from drafter_svc.drafters.eagle.target_rows import read_target_rows
+from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
+
+VOCAB = 60
+SHAPE = HeadShape(hidden=16, intermediate=24, heads=4, kv_heads=2, head_size=4, epsilon=1e-5, rope_theta=10_000.0)
+RECIPE = EagleRecipe(epochs=2, draft_vocab=24, rows=2, length=16, test_steps=3)
+
+
+def random_head(seed: int = 0) -> EagleHead:
+    torch.manual_seed(seed)
+    head = EagleHead(SHAPE, torch.randn(VOCAB, 16), torch.randn(24, 16))
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def random_window(rows: int = 2, length: int = 9) -> Window:
+    generator = torch.Generator().manual_seed(1)
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [2] * 9])[:rows, :length]
+    places = torch.tensor([[3, 4, 5, 6, 0, 1, 2, 3, 4], list(range(9))])[:rows, :length]
+    tokens = torch.randint(VOCAB, (rows, length), generator=generator)
+    states = torch.randn(rows, length, 4, 16, generator=generator).bfloat16()
+    return Window(tokens, segments, places, states)
+
+
+def drafted_row_by_row(head: EagleHead, window: Window, batch: int, row: int, steps: int) -> list[Tensor]:
+    """What a drafter computes after the token at `row`: real rows of the answer up to it, then its own."""
+    layer = head.layers[0]
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+
+    def read(token: int, residual: Tensor, place: int) -> Tensor:
+        inputs = torch.cat([layer.input_layernorm(head.embeddings[token]), layer.hidden_norm(residual)])
+
+        def turned(part: Tensor) -> Tensor:
+            angles = place * 10_000.0 ** (-torch.arange(0, 4, 2) / 4)
+            low, high = part[..., :2], part[..., 2:]
+            return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], -1)
+
+        query = turned(layer.self_attn.q_proj(inputs).view(4, 4))
+        keys.append(turned(layer.self_attn.k_proj(inputs).view(2, 4)))
+        values.append(layer.self_attn.v_proj(inputs).view(2, 4))
+        seen = []
+        for number in range(4):
+            scores = torch.stack([query[number] @ key[number // 2] / 2 for key in keys]).softmax(0)
+            seen.append(sum(score * value[number // 2] for score, value in zip(scores, values, strict=True)))
+        residual = residual + layer.self_attn.o_proj(torch.cat(seen))
+        return residual + layer.mlp(layer.post_attention_layernorm(residual))
+
+    tokens, states = window.token_ids[batch], window.states[batch, :, :3].flatten(1)
+    first = int((window.segments[batch] == window.segments[batch, row]).nonzero()[0])
+    for at in range(first, row + 1):
+        residual = read(int(tokens[at]), head.fc(head.input_norm(states[at])), int(window.places[batch, at]))
+    results = [head.norm(residual)]
+    for step in range(1, steps):
+        residual = read(int(tokens[row + step]), residual, int(window.places[batch, row]) + step)
+        results.append(head.norm(residual))
+    return results
+
+
+@pytest.mark.parametrize(("batch", "row"), [(0, 1), (0, 6), (1, 4)])
+@torch.no_grad()
+def test_a_row_of_the_training_sees_what_a_drafter_sees(batch: int, row: int) -> None:
+    head, window = random_head(), random_window()
+    results = head(window.token_ids, window.states[:, :, :3].flatten(2), window.segments, window.places, 3)
+    expected = drafted_row_by_row(head, window, batch, row, 3)
+    for found, one in zip(results, expected, strict=True):
+        torch.testing.assert_close(found[batch, row], one, atol=1e-4, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(7, 16, generator=generator, requires_grad=True)
+    output_rows = torch.randn(24, 16, generator=generator)
+    targets = torch.randn(7, 24, generator=generator).softmax(-1)
+    weights = torch.tensor([1.0, 0, 1, 1, 0, 1, 1])
+    loss = distillation(rows, targets, output_rows, weights, 0.7)
+    (gradient,) = torch.autograd.grad(loss, rows)
+    own = (rows @ output_rows.T).log_softmax(-1)
+    divergence = F.kl_div(own, targets, reduction="none").sum(-1)
+    distance = 0.5 * (own.exp() - targets).abs().sum(-1)
+    plain = ((divergence + 0.7 * distance) * weights).sum() / weights.sum()
+    torch.testing.assert_close(loss, plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, rows)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_held_out_answers_are_never_trained_on(tmp_path: Path) -> None:
+    states = np.arange(5 * 4 * 2, dtype=np.int16)
+    texts = [
+        OwnText(50, (1, 2), (3, 4), 0.0, states[:16].tobytes()),
+        OwnText(51, (5,), (6, 7, 8), 1.0, states[16:].tobytes()),
+    ]
+    write_shard(texts, 2, tmp_path / "text-0")
+    assert [text.answer for text in read_texts(shards(tmp_path)[0])] == [(3, 4), (6, 7, 8)]
+    trained, held_out = (AnswerStore.open(tmp_path, held_out=which) for which in (False, True))
+    assert trained.token_ids.tolist() == [6, 7, 8]
+    assert held_out.token_ids.tolist() == [3, 4]
+    window = trained.windows([1], 2)
+    assert window.places.tolist() == [[1, 2]]
+    assert window.states.view(torch.int16).flatten().tolist() == list(range(24, 40))
+
+
+def test_windows_of_a_pass_do_not_overlap(tmp_path: Path) -> None:
+    texts = [OwnText(1, (0,), tuple(range(100)), 0.0, np.zeros(100 * 4, np.int16).tobytes())]
+    write_shard(texts, 1, tmp_path / "text-0")
+    store = AnswerStore.open(tmp_path, held_out=False)
+    batches = [store.batch(0, step, 2, 8).token_ids for step in range(5)]
+    seen = torch.cat(batches).flatten().tolist()
+    assert len(set(seen)) == len(seen) == 80
+    assert torch.equal(store.batch(0, 3, 2, 8).token_ids, batches[3])
+    assert not torch.equal(store.batch(0, 5, 2, 8).token_ids, batches[0])
+
+
+def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
+    target, out = tmp_path / "target", tmp_path / "eagle"
+    write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4)
+    plan = AdaptPlan(str(target), 1500, 0, RECIPE, TextShape(answer_tokens=60, at_once=4))
+    run_plan(plan, out, use_compiler=False)
+    weights = load_eagle(str(out), read_target_rows(str(target)))
+    assert weights.feature_layers == (2, 2, 2)
+    assert len(weights.draft_ids) == 24
+    record = json.loads((out / "recipe.json").read_text())
+    curve = record["curve"]
+    assert record["tokens"] >= 1300
+    # What a head says before it is trained.
+    store = AnswerStore.open(tmp_path / "eagle.state" / "text", held_out=True)
+    model = tiny_llama(vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4)
+    untrained = new_head(model, weights.draft_ids, torch.ones(3))
+    window = store.windows([0], 16)
+    with torch.no_grad():
+        before = float(EagleLoss(RECIPE, model.model.norm, untrained.output_rows)(untrained, window))
+    assert curve[-1]["held_out"] < before
+    # The same command has nothing left to do, and another one may not go on from its work.
+    run_plan(plan, out, use_compiler=False)
+    assert json.loads((out / "recipe.json").read_text())["curve"] == curve
+    with pytest.raises(IncompatibleError, match="other settings"):
+        run_plan(AdaptPlan(str(target), 1500, 1, RECIPE, plan.shape), out, use_compiler=False)
+
+
+def test_another_family_is_refused() -> None:
+    config = GPTNeoXConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=3, num_attention_heads=2)
+    with pytest.raises(IncompatibleError, match="GPTNeoXForCausalLM is not of the Llama family"):
+        new_head(GPTNeoXForCausalLM(config), torch.arange(4), torch.ones(3))
