@@ -6,11 +6,13 @@ import fnmatch
 
 import pytest
 
+from coppice.core.errors import OverloadedError
 from coppice.lab.conformance.catalogue import all_groups, cases_like
 from coppice.lab.conformance.deployment import connected
 from coppice.lab.conformance.runner import run_cases
 from coppice.v1 import sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, SpeculationPolicy
+from orchestrator.api.validation import GenerationRequest
 from tests.broken_toys.drawing import WrongDraftAccepted
 from tests.broken_toys.log_probs import OtherLogProbs, rounded
 from tests.broken_toys.telling import miscounts
@@ -108,6 +110,22 @@ async def test_traversal_without_drafts_shows_nothing_and_says_so() -> None:
     ended = await results(toy, "traversal/outputs-*", "traversal/top-k-*", "traversal/the-first-*")
     assert {result.status for result in ended.values()} == {"skipped"}
     assert all("no sampled draft" in result.reason for result in ended.values())
+
+
+class FewPlaces(ToyDeployment):
+    """A deployment in which a client may have two outputs at once."""
+
+    async def check(self, request: GenerateRequest) -> GenerationRequest:
+        if self.num_running + max(1, request.num_outputs) > 2:
+            raise OverloadedError("2 of your 2 outputs run")
+        return await super().check(request)
+
+
+async def test_what_needs_more_places_than_a_client_has_is_skipped_and_says_so() -> None:
+    ended = await results(FewPlaces(), "cancellation/others-*", "outputs/as-many-*", "pressure/16-long-*")
+    assert len(ended) == 3
+    assert {result.status for result in ended.values()} == {"skipped"}
+    assert all("2 of your 2 outputs run" in result.reason for result in ended.values())
 
 
 async def test_a_deployment_that_stops_answering_fails_within_the_limit() -> None:

@@ -10,7 +10,7 @@ import grpc
 
 from coppice.client import Client, RequestFailedError, Stream
 from coppice.completion import Completion
-from coppice.lab.conformance.errors import FailureError, UnsuitableError
+from coppice.lab.conformance.errors import FailureError, SkippedError, UnsuitableError
 from coppice.lab.conformance.reference import ReferenceModel
 from coppice.lab.conformance.requests import OFF, build, varied
 from coppice.net.access_token import bearer_metadata
@@ -75,19 +75,23 @@ class Deployment:
             raise FailureError(str(error), request) from error
 
     async def outputs(self, request: GenerateRequest) -> tuple[Completion, ...]:
-        """Every output of a request. Raises FailureError if it was refused or failed."""
+        """Every output of a request.
+
+        Raises SkippedError if the deployment has no place for so many. Raises FailureError if the request was refused
+        or failed.
+        """
         stream = self.start(request)
         try:
             async for _ in stream:
                 pass
         except RequestFailedError as error:
-            raise FailureError(str(error), request) from error
+            raise _among_others(error, request) from error
         return stream.results()
 
     async def leave(self, request: GenerateRequest, after: int = 1) -> tuple[list[int], str]:
         """Tokens and text of an answer that is cancelled after so many tokens or a few more.
 
-        Raises FailureError if the request was refused or failed.
+        Raises SkippedError if the deployment has no place for it. Raises FailureError if it was refused or failed.
         """
         tokens: list[int] = []
         text = ""
@@ -99,7 +103,7 @@ class Deployment:
                 if len(tokens) >= after:
                     break
         except RequestFailedError as error:
-            raise FailureError(str(error), request) from error
+            raise _among_others(error, request) from error
         stream.cancel()
         return tokens, text
 
@@ -125,6 +129,13 @@ class Deployment:
             return [message async for message in call]
         except grpc.aio.AioRpcError as error:
             raise FailureError(f"{error.code().name}: {error.details()}", request) from error
+
+
+def _among_others(error: RequestFailedError, request: GenerateRequest) -> FailureError | SkippedError:
+    """What the error of one of several outputs means: a tenant may have fewer places than a case needs."""
+    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return SkippedError(f"no place for so many outputs: {error.details}")
+    return FailureError(str(error), request)
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import grpc
 
 from coppice.client import RequestFailedError
 from coppice.lab.conformance.catalogue import Group
-from coppice.lab.conformance.checks import ask_same, require, require_outputs, same_answer, same_tokens
+from coppice.lab.conformance.checks import ask_same, require, require_outputs, same_answer, same_tokens, together
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import FORCED, OFF, varied
@@ -31,7 +31,11 @@ def endless(deployment: Deployment, seed: int) -> GenerateRequest:
 
 
 async def leave_some(deployment: Deployment) -> None:
-    await asyncio.gather(*(deployment.leave(endless(deployment, seed)) for seed in range(LEFT)))
+    leaving = (deployment.leave(endless(deployment, seed)) for seed in range(LEFT))
+    # All have ended before the first error is told: none is left to disturb the next case.
+    for ended in await asyncio.gather(*leaving, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
 
 
 async def company(deployment: Deployment) -> int:
@@ -86,8 +90,11 @@ async def undisturbed(deployment: Deployment) -> None:
     ]
     alone = [await deployment.plain(request) for request in requests]
     leaving = asyncio.create_task(leave_some(deployment))
-    answers = await asyncio.gather(*map(deployment.ask, requests))
-    await leaving
+    try:
+        answers = await together(deployment, requests)
+    finally:
+        await asyncio.wait({leaving})
+    leaving.result()
     for request, expected, answer in zip(requests, alone, answers, strict=True):
         same_answer(expected, answer, request)
 
