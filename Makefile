@@ -117,5 +117,7 @@ lock: setup ## Write the locks of the images anew, with the newest versions that
 	$(BIN)/python scripts/lock.py
 
 # The cache holds the longest context and little more, so that sequences have to make room for each other.
-conformance: setup ## Prove the bundled topology lossless, case by case
+conformance: setup ## Prove the bundled topology lossless, case by case, and then with a random EAGLE-3 drafter
 	@$(BIN)/coppice conformance --reference models/target --kv-cache-mib 24 $(CONFORMANCE_ARGS)
+	@$(BIN)/python -m tests.eagle_checkpoints models/target build/eagle
+	@$(BIN)/coppice conformance --reference models/target --kv-cache-mib 24 --drafter eagle=build/eagle $(CONFORMANCE_ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,17 @@ def write_tiny_eagle(directory: Path, of_target: Path, num_drafted: int = 24, **
     """A drafter without tables of its own for a tiny target."""
     settings = eagle_settings(of_target, num_drafted)
     write_eagle(directory, settings, eagle_tensors(settings), **calibration)
+
+
+def main() -> None:
+    """Write a random drafter for a target: `python -m tests.eagle_checkpoints TARGET OUT`.
+
+    It is sure of what it guesses, so that trees are full, and right by the noise that it shares with the target.
+    """
+    target, out = map(Path, sys.argv[1:])
+    settings = eagle_settings(target, 1024)
+    write_eagle(out, settings, eagle_tensors(settings), sigmas={"0": [0.05], "1": [0.05]})
+
+
+if __name__ == "__main__":
+    main()
