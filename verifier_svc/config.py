@@ -44,6 +44,12 @@ class VerifierConfig(ServiceSettings):
         description="Numbers that the target is served in; `auto` is bfloat16 on a GPU, and on a CPU that multiplies "
         "such numbers for checkpoints in bfloat16 and GGUF files, else float32.",
     )
+    # See coppice/checkpoints/quantization.py.
+    quantization: Literal["none", "int8"] = Field(
+        default="none",
+        description="`int8` keeps weights in 8 bits, on CPUs that compile layers: faster, and outputs are those of the "
+        "quantised model.",
+    )
     tensor_parallel: int = Field(default=1, ge=1, description="Processes that hold a part of the target each.")
     collective_timeout_s: Annotated[Seconds, LAB] = Field(
         default=120.0, gt=0, description="How long one of these may keep the others waiting before the verifier ends."

@@ -91,6 +91,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             feature_layers=info.feature_layers,
             feature_layer_size=info.feature_size // max(1, len(info.feature_layers)),
             dtype=info.dtype,
+            quantization=info.quantization,
             weights_fingerprint=info.weights_fingerprint,
             serving_fingerprint=info.serving_fingerprint,
         )

@@ -137,7 +137,9 @@ async def _run(
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             dtype = deployment.info.dtype or "float32"
-            deployment.reference = await asyncio.to_thread(ReferenceModel, reference, dtype)
+            deployment.reference = await asyncio.to_thread(
+                ReferenceModel, reference, dtype, deployment.info.quantization
+            )
         if log is not None:
             deployment.num_preemptions = lambda: log.num_preemptions
         show(heading(where, deployment.info))

@@ -103,6 +103,7 @@ def checked(model: str) -> dict[str, Any]:
         "layers": ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
         "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
         "dtype": info.dtype,
+        "quantization": info.quantization,
         "exactness": "STRICT" if info.exact else "FAST",
         "context_tokens": info.max_context_tokens,
         "vocabulary": info.vocab_size,

@@ -217,6 +217,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             num_verifiers=self._verifiers.num_usable,
             refusals=[*self._verifiers.refusals(), *self._drafters.refusals()],
             dtype=info.dtype,
+            quantization=info.quantization,
             weights_fingerprint=info.weights_fingerprint,
             serving_fingerprint=info.serving_fingerprint,
             rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,

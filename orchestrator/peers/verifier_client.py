@@ -69,6 +69,7 @@ class VerifierInfo:
     feature_layers: tuple[int, ...] = ()
     # As in GetModelInfoResponse; empty where it does not say.
     dtype: str = ""
+    quantization: str = ""
     weights_fingerprint: str = ""
     serving_fingerprint: str = ""
 
@@ -336,6 +337,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         feature_size=described.feature_size,
         feature_layers=tuple(described.feature_layers),
         dtype=described.dtype,
+        quantization=described.quantization,
         weights_fingerprint=described.weights_fingerprint,
         serving_fingerprint=described.serving_fingerprint,
     )

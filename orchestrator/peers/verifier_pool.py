@@ -273,6 +273,7 @@ def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
         "eos_token_ids",
         "exactness",
         "dtype",
+        "quantization",
         "serving_fingerprint",
     )
     different = [

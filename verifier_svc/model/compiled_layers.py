@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from coppice.checkpoints.quantization import row_scales, whole_numbers
 from coppice.core.errors import IncompatibleError
 from coppice.kernels.cpu.half_tables import halves
 from coppice.kernels.cpu.lane_sums import LANES
@@ -42,7 +43,15 @@ from verifier_svc.kernels.cpu.decoder_layers import (
 from verifier_svc.kernels.cpu.few_row_products import holds_exactly
 from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
-from verifier_svc.kernels.cpu.panel_products import PANEL, Panels, float_panels, packed_panels, pair_panels
+from verifier_svc.kernels.cpu.panel_products import (
+    PANEL,
+    Panels,
+    byte_pair_panels,
+    byte_panels,
+    float_panels,
+    packed_panels,
+    pair_panels,
+)
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
 from verifier_svc.model.target_model import TargetModel
 
@@ -50,8 +59,8 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 
-# Packs weights [out, in] as panels.
-Packing: TypeAlias = Callable[[FloatArray], Panels]
+# Packs weights [out, in] as panels and scales of outputs [out], or [0] without.
+Packing: TypeAlias = Callable[[FloatArray], tuple[Panels, FloatArray]]
 
 _FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"})
 _ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
@@ -59,6 +68,7 @@ _ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
     (GELU_TANH, functools.partial(F.gelu, approximate="tanh")),
 )
 _NO_NORM = torch.empty(0)
+_NO_SCALES = np.empty(0, np.float32)
 
 
 class CompiledLayers:
@@ -71,15 +81,20 @@ class CompiledLayers:
         rules: Sequence[AttentionRule],
         *,
         rounds_inputs: bool,
+        quantizes: bool = False,
     ) -> None:
-        """Copy the layers' weights. With `rounds_inputs` products have inputs and weights in bfloat16.
+        """Copy the layers' weights, with `quantizes` as 8-bit integers.
+
+        With `rounds_inputs` products have inputs in bfloat16, and other weights are too.
 
         Raises:
             IncompatibleError: the layers are not of the family, or have unsupported parts.
         """
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
-        self._weights, self._activation, self._epsilon = _read_layers(self._layers, rules, rounds_inputs)
+        self._weights, self._activation, self._epsilon = _read_layers(
+            self._layers, rules, rounds_inputs=rounds_inputs, quantizes=quantizes
+        )
         self._inputs: Any = np.uint16 if rounds_inputs else np.float32
         attention: Any = self._layers[0].self_attn
         self._size: int = attention.head_dim
@@ -171,10 +186,12 @@ def _columns(matrices: Matrices) -> int:
 class SharedProduct:
     """Product with one layer's weights, shared by threads."""
 
-    def __init__(self, layer: nn.Linear, threads: SharedThreads, *, rounds_inputs: bool) -> None:
+    def __init__(
+        self, layer: nn.Linear, threads: SharedThreads, *, rounds_inputs: bool, quantizes: bool = False
+    ) -> None:
         self._num_outputs = layer.out_features
         self._rounds_inputs = rounds_inputs
-        self._matrices = _matrices(_packing([layer], rounds_inputs), [[layer]])
+        self._matrices = _matrices(_packing([layer], rounds_inputs, quantizes), [[layer]])
         self._threads = threads
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -188,10 +205,13 @@ class SharedProduct:
         return result[:, : self._num_outputs].contiguous().view(*rows.shape[:-1], self._num_outputs)
 
 
-def compile_layers(target: TargetModel, kernel: CompiledKernel, *, rounds_inputs: bool = False) -> None:
+def compile_layers(
+    target: TargetModel, kernel: CompiledKernel, *, rounds_inputs: bool = False, quantizes: bool = False
+) -> None:
     """Replace a target's layers, output layer and last norm by compiled ones.
 
-    With `rounds_inputs` products have inputs in bfloat16, and weights are bfloat16 numbers.
+    With `rounds_inputs` products have inputs in bfloat16, and weights are bfloat16 numbers. With `quantizes` weights
+    are those of `quantize_linears`.
 
     Raises:
         IncompatibleError: the model is not of the family.
@@ -202,11 +222,15 @@ def compile_layers(target: TargetModel, kernel: CompiledKernel, *, rounds_inputs
         raise IncompatibleError("without vectors of 512 bits oneDNN's products may be faster")
     if type(layers[0]).__name__.removesuffix("DecoderLayer") not in _FAMILIES:
         raise IncompatibleError(f"{type(layers[0]).__name__} is not of the Llama family")
-    compiled = CompiledLayers(model, kernel, _seen_rules(target, kernel, len(layers)), rounds_inputs=rounds_inputs)
+    rules = _seen_rules(target, kernel, len(layers))
+    compiled = CompiledLayers(model, kernel, rules, rounds_inputs=rounds_inputs, quantizes=quantizes)
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         name = next(name for name, module in model.named_modules() if module is head)
-        model.set_submodule(name, PackedLinear(head, SharedProduct(head, kernel.threads, rounds_inputs=rounds_inputs)))
+        product = SharedProduct(head, kernel.threads, rounds_inputs=rounds_inputs, quantizes=quantizes)
+        model.set_submodule(name, PackedLinear(head, product))
+    elif quantizes:
+        raise IncompatibleError(f"{type(head).__name__} is no plain output layer")
     compile_norms(model)
     target.use_layers(compiled)
 
@@ -220,7 +244,7 @@ def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) ->
 
 
 def _read_layers(
-    layers: Sequence[Any], rules: Sequence[AttentionRule], rounds_inputs: bool
+    layers: Sequence[Any], rules: Sequence[AttentionRule], *, rounds_inputs: bool, quantizes: bool
 ) -> tuple[LayerWeights, int, float]:
     """Weights, activation and epsilon of layers of equal kind."""
     attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
@@ -244,7 +268,7 @@ def _read_layers(
         raise IncompatibleError("the layers' products are not all plain ones in single precision")
     if attentions[0].q_proj.weight.shape[0] % attentions[0].head_dim or attentions[0].head_dim % 2:
         raise IncompatibleError("the layers' heads are no whole number of rows")
-    packing = _packing(every_linear, rounds_inputs)
+    packing = _packing(every_linear, rounds_inputs, quantizes)
     weights = LayerWeights(
         input_norms=_norms(input_norms),
         qkv=_matrices(packing, [[part.q_proj, part.k_proj, part.v_proj] for part in attentions]),
@@ -279,13 +303,24 @@ def _norms(norms: Sequence[Any]) -> FloatArray:
     return torch.stack(weights).numpy()
 
 
-def _packing(linears: Sequence[nn.Linear], rounds_inputs: bool) -> Packing:
-    """Format of weights: bfloat16 if exact for all of them, in pairs for bfloat16 inputs."""
+def _packing(linears: Sequence[nn.Linear], rounds_inputs: bool, quantizes: bool) -> Packing:
+    """Format of weights: 8-bit integers, or bfloat16 if exact for all of them, in pairs for bfloat16 inputs."""
+    if quantizes:
+        return functools.partial(_quantized, byte_pair_panels if rounds_inputs else byte_panels)
     if rounds_inputs:
-        return lambda weights: pair_panels(halves(weights))
+        return lambda weights: (pair_panels(halves(weights)), _NO_SCALES)
     if all(holds_exactly(linear.weight.detach()) for linear in linears):
-        return lambda weights: packed_panels(halves(weights))
-    return float_panels
+        return lambda weights: (packed_panels(halves(weights)), _NO_SCALES)
+    return lambda weights: (float_panels(weights), _NO_SCALES)
+
+
+def _quantized(
+    panels: Callable[[npt.NDArray[np.int8]], npt.NDArray[np.int8]], weights: FloatArray
+) -> tuple[Panels, FloatArray]:
+    """Panels of dequantised weights' integers, and their scales."""
+    numbers = torch.from_numpy(weights)
+    scales = row_scales(numbers)
+    return panels(whole_numbers(numbers, scales).to(torch.int8).numpy()), scales.numpy()
 
 
 def _matrices(
@@ -298,6 +333,7 @@ def _matrices(
     """One product's weights in all layers, each of several linear layers, concatenated or alternating by panel."""
     stacked: npt.NDArray[Any] | None = None
     biases: list[FloatArray] = []
+    scales: list[FloatArray] = []
     for at, some in enumerate(linears):
         weights = [linear.weight.detach() for linear in some]
         own_biases = [
@@ -309,15 +345,16 @@ def _matrices(
         if in_turn:
             weights, own_biases = [_in_turn(weights)], [_in_turn(own_biases)]
         whole, bias = torch.cat(weights), torch.cat(own_biases)
-        panels = packing(whole.numpy())
+        panels, own_scales = packing(whole.numpy())
         if stacked is None:
             stacked = _aligned(len(linears), panels)
         stacked[at] = panels
+        scales.append(np.pad(own_scales, (0, -len(own_scales) % PANEL)))
         biases.append(F.pad(bias, (0, -len(bias) % PANEL)).numpy())
     assert stacked is not None
     has_biases = any(linear.bias is not None for some in linears for linear in some)
     empty = np.empty((len(linears), 0), np.float32)
-    return Matrices(stacked, empty, np.stack(biases) if has_biases else empty)
+    return Matrices(stacked, np.stack(scales), np.stack(biases) if has_biases else empty)
 
 
 def _in_turn(parts: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from coppice.checkpoints.catalogue import local_model
 from coppice.checkpoints.files import refuse_unsuitable
+from coppice.checkpoints.quantization import INT8, quantize_linears
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import chain
@@ -119,6 +120,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     vocab_size: int = model.config.get_text_config().vocab_size
     refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
     weights = weights_fingerprint(model, identity)
+    if config.quantization == INT8:
+        quantize_linears(model)
     if dtype == torch.bfloat16 and device.type == "cpu":
         round_weights(model)
     probe = ConformanceProbe(model, vocab_size, dtype=dtype)
@@ -167,8 +170,9 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         feature_size=features.size,
         rope_boundary=target.rope_boundary,
         dtype=name_of(dtype),
+        quantization=config.quantization,
         weights_fingerprint=weights,
-        serving_fingerprint=serving_fingerprint(weights, dtype, exact=exact),
+        serving_fingerprint=serving_fingerprint(weights, dtype, config.quantization, exact=exact),
         chat_template=tokenizer.chat_template,
         special_tokens=tokenizer.special_tokens,
     )
@@ -192,9 +196,13 @@ def tried_modes(
     vocab_size: int = model.config.get_text_config().vocab_size
     # Adapters and ranks need the modules' own products.
     if threads is not None and ranks is None and not config.space_adapter:
-        target = compiled_target(model, probe, vocab_size, threads, exact=exact)
+        target = compiled_target(model, probe, vocab_size, threads, exact=exact, quantizes=config.quantization == INT8)
         if target is not None:
             return target, exact
+    if config.quantization == INT8:
+        raise IncompatibleError(
+            "QUANTIZATION is int8, which needs layers compiled for a CPU, in one process and without SPACE_ADAPTER"
+        )
     if threads is not None:
         make_layers_quick(model, threads, exact=exact)
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
@@ -208,20 +216,33 @@ def tried_modes(
 
 
 def compiled_target(
-    model: PreTrainedModel, probe: ConformanceProbe, vocab_size: int, threads: CpuThreads, *, exact: bool
+    model: PreTrainedModel,
+    probe: ConformanceProbe,
+    vocab_size: int,
+    threads: CpuThreads,
+    *,
+    exact: bool,
+    quantizes: bool = False,
 ) -> TargetModel | None:
-    """The model with compiled layers, if it is of the family and passes the probe; otherwise it is left unchanged."""
+    """The model with compiled layers, if it is of the family and passes the probe; otherwise it is left unchanged.
+
+    Raises:
+        IncompatibleError: with `quantizes`, why its layers are not compiled.
+    """
     if (kernel := compiled_kernel(model)) is None:
         return None
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
     try:
-        compile_layers(target, kernel, rounds_inputs=probe.dtype == torch.bfloat16 and multiplies_bfloat16())
+        rounds_inputs = probe.dtype == torch.bfloat16 and multiplies_bfloat16()
+        compile_layers(target, kernel, rounds_inputs=rounds_inputs, quantizes=quantizes)
         # Sums do not depend on other rows, so no padding is needed.
         target.row_multiple = 1
         probe.check(target)
         if exact and not rows_stand_alone(target, vocab_size):
             raise IncompatibleError("rows have different bits in a batch than alone")
     except IncompatibleError as error:
+        if quantizes:
+            raise IncompatibleError(f"QUANTIZATION is int8, and layers are not compiled: {error}") from error
         logger.info("layers are not compiled: %s", error)
         target.use_layers(None)
         return None

@@ -61,9 +61,9 @@ def weights_fingerprint(model: PreTrainedModel, tokenizer_fingerprint: str) -> s
     return _digest(weights_digest(model), tokenizer_fingerprint)
 
 
-def serving_fingerprint(weights: str, dtype: torch.dtype, *, exact: bool) -> str:
+def serving_fingerprint(weights: str, dtype: torch.dtype, quantization: str, *, exact: bool) -> str:
     """Fingerprint of all that an output depends on besides the request."""
-    return _digest(weights, name_of(dtype), "strict" if exact else "fast")
+    return _digest(weights, name_of(dtype), quantization, "strict" if exact else "fast")
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -71,6 +71,8 @@ class TargetInfo:
     rope_boundary: int | None = None
     # Serving dtype, and the fingerprints of precision.py.
     dtype: str = "float32"
+    # "none" or "int8".
+    quantization: str = "none"
     weights_fingerprint: str = ""
     serving_fingerprint: str = ""
     # Chat template of the checkpoint, empty without one, and texts of its special tokens by name.

@@ -26,9 +26,13 @@ app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_i
 
 
 @app.callback()
-def in_one_precision() -> None:
-    """Serve targets in single precision, as those that they are compared with compute, unless DTYPE says otherwise."""
-    os.environ.setdefault("DTYPE", "float32")
+def in_one_precision(context: typer.Context) -> None:
+    """Serve targets in single precision, as those that they are compared with compute, unless DTYPE says otherwise.
+
+    In the latency suite these compute in the target's numbers instead.
+    """
+    if context.invoked_subcommand != "latency":
+        os.environ.setdefault("DTYPE", "float32")
 
 
 for command in COMMANDS:

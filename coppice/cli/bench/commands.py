@@ -73,7 +73,7 @@ def latency(
     precisions: Annotated[
         str | None,
         typer.Option(
-            metavar="f32,bf16",
+            metavar="f32,bf16,int8",
             help="Measure the target in these precisions as well: us without speculation, transformers, and llama.cpp "
             "where the package xllamacpp is installed. Default: all of them, none for the bundled target.",
         ),

@@ -54,6 +54,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         for one in (
             Precision("f32", {"DTYPE": "float32"}, torch.float32, "f32"),
             Precision("bf16", {"DTYPE": "bfloat16"}, torch.bfloat16, "bf16"),
+            Precision("int8", {"DTYPE": "auto", "QUANTIZATION": "int8"}, None, "q8_0"),
         )
     }
 )

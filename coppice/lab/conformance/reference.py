@@ -12,15 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coppice.checkpoints.quantization import INT8, quantize_linears
 from coppice.core.tokenizer import fingerprint, load_tokenizer_json
 
 LogProbs: TypeAlias = npt.NDArray[np.float64]
 
 
 class ReferenceModel:
-    """A checkpoint on the CPU, computed in `dtype` as `GetModelInfo` names it."""
+    """A checkpoint on the CPU, in the `dtype` and `quantization` that `GetModelInfo` names."""
 
-    def __init__(self, directory: Path, dtype: str = "float32") -> None:
+    def __init__(self, directory: Path, dtype: str = "float32", quantization: str = "none") -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
@@ -31,6 +32,8 @@ class ReferenceModel:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
         )
+        if quantization == INT8:
+            quantize_linears(self._model)
         self.dtype = dtype
         self._model.generation_config.eos_token_id = None
 

@@ -17,7 +17,8 @@ _NAME_WIDTH = 56
 def heading(address: str, info: GetModelInfoResponse) -> str:
     mode = "strict" if is_strict(info) else "fast"
     drafters = ", ".join(info.sources) or "none"
-    model = f"model {info.model} in {info.dtype or 'numbers unknown'}"
+    numbers = ", ".join(name for name in (info.dtype, info.quantization) if name not in ("", "none"))
+    model = f"model {info.model} in {numbers or 'numbers unknown'}"
     return f"{address}: {model}, version {info.version}, {mode} mode, drafters: {drafters}"
 
 

@@ -106,7 +106,19 @@ def float_panels(weights: FloatArray) -> FloatArray:
 
 def byte_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
     """Weights [out, in] of 8 bits, without scales, as panels [ceil(out / PANEL), in, PANEL]."""
-    return np.ascontiguousarray(_whole_panels(weights).transpose(0, 2, 1))
+    whole = _whole_panels(weights).transpose(0, 2, 1)
+    panels = aligned_zeros(-(-whole.size // NUMBER_BYTES)).view(np.int8)[: whole.size].reshape(whole.shape)
+    panels[:] = whole
+    return panels
+
+
+def byte_pair_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """Weights [out, in] of 8 bits, without scales, as panels [ceil(out / PANEL), in / 2, 2 * PANEL].
+
+    For the processor's dot product of pairs: inputs are in bfloat16, and even in number.
+    """
+    panels = byte_panels(weights)
+    return panels.reshape(len(panels), -1, 2 * PANEL)
 
 
 def pair_panels(weights: HalfArray) -> HalfArray:
@@ -256,7 +268,7 @@ def _tile(num_rows: int) -> Callable[..., None]:
     def add_chain(
         _typing: Any, inputs: Any, panels: Any, result: Any, row: Any, panel: Any, column: Any, begin: Any, end: Any
     ) -> Any:
-        kind = _KINDS[panels.dtype.name]
+        kind = _KINDS[inputs.dtype.name, panels.dtype.name]
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             arrays, numbers = unpacked(context, builder, signature, arguments)
@@ -292,6 +304,11 @@ class _Floats:
         loaded.align = 1
         return loaded
 
+    def whole_numbers(self, address: Any) -> list[Any]:
+        """8-bit integers in single precision, a vector per `LANES` outputs."""
+        numbers = [self.vector(address, _BYTE_VECTOR, at * LANES) for at in range(_VECTORS)]
+        return [self.builder.sitofp(self.builder.sext(some, WORDS), VECTOR) for some in numbers]
+
     def added(self, total: Any, factor: Any, weight: Any) -> Any:
         """A sum plus one product."""
         return with_product(self.builder, total, factor, weight)
@@ -318,8 +335,7 @@ class _Bytes(_Floats):
     step_bytes = PANEL
 
     def weights(self, address: Any) -> list[Any]:
-        numbers = [self.vector(address, _BYTE_VECTOR, at * LANES) for at in range(_VECTORS)]
-        return [self.builder.sitofp(self.builder.sext(some, WORDS), VECTOR) for some in numbers]
+        return self.whole_numbers(address)
 
 
 class _Pairs(_Floats):
@@ -338,7 +354,30 @@ class _Pairs(_Floats):
         return self.builder.call(product, [total, factor, weight])
 
 
-_KINDS = {"float32": _Floats, "uint32": _Words, "int8": _Bytes, "uint16": _Pairs}
+class _BytePairs(_Pairs):
+    """Pairs of inputs in bfloat16 and of 8-bit integers, which are exact in bfloat16."""
+
+    step_bytes = 2 * PANEL
+
+    def weights(self, address: Any) -> list[Any]:
+        places = address, self.builder.gep(address, [INT(PANEL)])
+        firsts, seconds = ([self.builder.bitcast(some, WORDS) for some in self.whole_numbers(at)] for at in places)
+        # The lower halves of these words are zero.
+        lowered = [self.builder.lshr(first, ir.Constant(WORDS, [16] * LANES)) for first in firsts]
+        return [
+            self.builder.bitcast(self.builder.or_(first, second), _HALVES)
+            for first, second in zip(lowered, seconds, strict=True)
+        ]
+
+
+# By types of inputs and panels.
+_KINDS = {
+    ("float32", "float32"): _Floats,
+    ("float32", "uint32"): _Words,
+    ("float32", "int8"): _Bytes,
+    ("uint16", "uint16"): _Pairs,
+    ("uint16", "int8"): _BytePairs,
+}
 
 
 def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows: int, kind: _Floats) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from coppice.checkpoints.quantization import quantize_linears
 from coppice.core.errors import IncompatibleError
 from coppice.core.tree import EMPTY_TREE
 from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
@@ -18,6 +19,7 @@ from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.decoder_layers import Matrices
 from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.exactness_probe import rows_stand_alone
@@ -67,10 +69,10 @@ def new_model(family: str, *, is_half: bool = False) -> PreTrainedModel:
     return model
 
 
-def compiled(model: PreTrainedModel, *, rounds_inputs: bool = False) -> TargetModel:
+def compiled(model: PreTrainedModel, *, rounds_inputs: bool = False, quantizes: bool = False) -> TargetModel:
     kernel = CompiledKernel()
     target = TargetModel(model, exact=True, num_blocks=64, kernel=kernel)
-    compile_layers(target, kernel, rounds_inputs=rounds_inputs)
+    compile_layers(target, kernel, rounds_inputs=rounds_inputs, quantizes=quantizes)
     target.row_multiple = 1
     return target
 
@@ -207,3 +209,30 @@ def test_a_pass_has_no_rows_of_others_before_it() -> None:
     fresh = target.forward(target.plan([SequenceRows(cache, [7, 8, 9], EMPTY_TREE)])).clone()
     target.forward(target.plan([SequenceRows(other, list(range(1, 60)), EMPTY_TREE)]))
     assert torch.equal(target.forward(target.plan([SequenceRows(cache, [7, 8, 9], EMPTY_TREE)])), fresh)
+
+
+@pytest.mark.parametrize("rounds_inputs", ROUNDS_INPUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantised_layers_are_those_of_the_dequantised_model(family: str, rounds_inputs: bool) -> None:
+    """The same bits as with its weights kept in more bits: they are exact, and scales are powers of two."""
+    models = [new_model(family) for _ in range(2)]
+    for model in models:
+        quantize_linears(model)
+    plain, quantised = (
+        compiled(model, rounds_inputs=rounds_inputs, quantizes=quantizes)
+        for model, quantizes in zip(models, (False, True), strict=True)
+    )
+    ids = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
+    tree = random_tree(np.random.default_rng(4), VOCAB, 9)
+    found = []
+    for target in (plain, quantised):
+        cache = SequenceCache(target.cache, 64)
+        found.append(target.forward(target.plan([SequenceRows(cache, ids, tree)])))
+    assert torch.equal(*found)
+    kinds = {matrices.panels.dtype for matrices in compiled_matrices(quantised)}
+    assert kinds == {np.dtype(np.int8)}
+
+
+def compiled_matrices(target: TargetModel) -> list[Matrices]:
+    layers: Any = target.layers
+    return [part for part in layers._weights if isinstance(part, Matrices)]

@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from coppice.checkpoints.quantization import quantize_linears
+from coppice.core.errors import IncompatibleError
 from coppice.core.tree import chain
+from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
@@ -78,10 +81,15 @@ def test_fingerprints_tell_weights_and_serving_apart() -> None:
     assert weights == weights_fingerprint(model, "tokenizer"), "what they are served in does not matter"
     serving = {
         serving_fingerprint(*arguments, exact=exact)
-        for arguments in ((weights, torch.float32), (weights, torch.bfloat16), ("other", torch.float32))
+        for arguments in (
+            (weights, torch.float32, "none"),
+            (weights, torch.bfloat16, "none"),
+            (weights, torch.float32, "int8"),
+            ("other", torch.float32, "none"),
+        )
         for exact in (False, True)
     }
-    assert len(serving) == 6
+    assert len(serving) == 8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -124,3 +132,33 @@ def verified(target: TargetModel, prompt: list[int], tokens: list[int]) -> list[
     logits = target.forward(target.plan([SequenceRows(cache, prompt, chain(tokens[:-1]))]))
     cache.release()
     return logits.argmax(-1).tolist()[: len(tokens)]
+
+
+@pytest.mark.skipif(not HAS_WIDE_REGISTERS, reason="layers are compiled for vectors of 512 bits")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantised_target_has_the_tokens_of_the_dequantised_one(dtype: Any, checkpoint: Path) -> None:
+    """Against transformers on the dequantised weights: the same tokens, or two that it has as good as equal."""
+    config = VerifierConfig(
+        model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=4, dtype=dtype, quantization="int8"
+    )
+    target, info = load_probed_target(config)
+    plain = load_probed_target(config.model_copy(update={"quantization": "none"}))[1]
+    assert (info.quantization, plain.quantization, info.dtype) == ("int8", "none", dtype)
+    assert info.weights_fingerprint == plain.weights_fingerprint
+    assert info.serving_fingerprint != plain.serving_fingerprint
+    own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    quantize_linears(own)
+    tokens = [5, 9, 17]
+    for token in greedy(target, tokens, 60):
+        with torch.inference_mode():
+            logits = own(torch.tensor([tokens])).logits[0, -1].float()
+        assert logits.max() - logits[token] <= (1e-3 if dtype == "float32" else 0.5)
+        tokens.append(token)
+    assert verified(target, tokens[:3], tokens[3:]) == tokens[3:], "speculation changes no token"
+
+
+def test_layers_that_are_not_compiled_are_not_quantised(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=4, quantization="int8")
+    monkeypatch.setattr("verifier_svc.model.compiled_layers.HAS_WIDE_REGISTERS", False)
+    with pytest.raises(IncompatibleError, match=r"QUANTIZATION is int8, and layers are not compiled: without vectors"):
+        load_probed_target(config)

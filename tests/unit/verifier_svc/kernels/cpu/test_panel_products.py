@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from coppice.kernels.cpu.half_tables import floats, halves
+from coppice.kernels.cpu.vector_code import MULTIPLIES_HALVES
 from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.kernels.cpu.panel_products import (
     PANEL,
+    byte_pair_panels,
     byte_panels,
     float_panels,
     multiply,
     multiply_panel,
     packed_panels,
+    pair_panels,
 )
 
 F = np.float32
@@ -114,3 +117,21 @@ def test_panels_of_every_kind_are_one_chain(kind: str, num_rows: int) -> None:
     factors = scales if len(scales) else F(1)
     for row in range(num_rows):
         assert (result[row] == by_multiply_add(rows[row], weights, 70) * factors + biases).all()
+
+
+@pytest.mark.skipif(not MULTIPLIES_HALVES, reason="needs the processor's products of bfloat16")
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13])
+def test_pairs_of_bytes_are_pairs_of_the_same_numbers(num_rows: int) -> None:
+    """Bit for bit what panels of bfloat16 give, as integers of 8 bits are exact in it."""
+    rows = halves(numbers(num_rows, 70))
+    weights = np.clip(np.rint(40 * numbers(2 * PANEL, 70, seed=1)), -127, 127).astype(F)
+    weights[0, :4] = -127, 127, 1, -1
+    scales, biases = np.abs(numbers(2 * PANEL, seed=3)), numbers(2 * PANEL, seed=2)
+    results = []
+    for panels in (byte_pair_panels(weights.astype(np.int8)), pair_panels(halves(weights))):
+        result = np.full((num_rows, 2 * PANEL), np.nan, F)
+        for panel in range(2):
+            multiply_panel(rows, panels, panel, scales, biases, result)
+        results.append(result)
+    assert (results[0] == results[1]).all()
+    assert np.allclose(results[0], floats(rows) @ weights.T * scales + biases, rtol=1e-4, atol=1e-2)
