@@ -101,7 +101,7 @@ def checked(model: str) -> dict[str, Any]:
         "name": info.name,
         "family": config.model_type,
         "layers": ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
-        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+        "parameters": info.num_parameters,
         "dtype": info.dtype,
         "quantization": info.quantization,
         "exactness": "STRICT" if info.exact else "FAST",

@@ -117,6 +117,13 @@ class CompiledLayers:
         for layer in self._layers:
             del layer.forward
 
+    def release(self) -> None:
+        """Free the weights of the modules, which are kept here as panels; the layers' own forwards are gone with it."""
+        for layer in self._layers:
+            for module in layer.modules():
+                if type(module) is nn.Linear:
+                    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+
     def cut(self, layer: int) -> None:
         """Begin a run with this layer, so that hooks see the output of the one before."""
         self._starts.add(layer)

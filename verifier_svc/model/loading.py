@@ -120,10 +120,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     vocab_size: int = model.config.get_text_config().vocab_size
     refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
     weights = weights_fingerprint(model, identity)
-    if config.quantization == INT8:
-        quantize_linears(model)
-    if dtype == torch.bfloat16 and device.type == "cpu":
-        round_weights(model)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    _round_as_served(model, dtype, config.quantization)
     probe = ConformanceProbe(model, vocab_size, dtype=dtype)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     target, exact = tried_modes(model, probe, config, exact=exact, threads=threads, ranks=ranks)
@@ -136,6 +134,9 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     pruning = with_early_head(target, config, vocab_size, exact=exact)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
+    if target.layers is not None:
+        # The last check of the modules is over.
+        target.layers.release()
     if device.type == "cpu":
         logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
     # Ranks do not transfer hidden states.
@@ -170,6 +171,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         feature_size=features.size,
         rope_boundary=target.rope_boundary,
         dtype=name_of(dtype),
+        num_parameters=num_parameters,
         quantization=config.quantization,
         weights_fingerprint=weights,
         serving_fingerprint=serving_fingerprint(weights, dtype, config.quantization, exact=exact),
@@ -177,6 +179,14 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         special_tokens=tokenizer.special_tokens,
     )
     return target, info
+
+
+def _round_as_served(model: PreTrainedModel, dtype: torch.dtype, quantization: str) -> None:
+    """Give a model, which is in single precision on a CPU, the weights that it is served with."""
+    if quantization == INT8:
+        quantize_linears(model)
+    if dtype == torch.bfloat16 and model.device.type == "cpu":
+        round_weights(model)
 
 
 def tried_modes(

@@ -71,6 +71,7 @@ class TargetInfo:
     rope_boundary: int | None = None
     # Serving dtype, and the fingerprints of precision.py.
     dtype: str = "float32"
+    num_parameters: int = 0
     # "none" or "int8".
     quantization: str = "none"
     weights_fingerprint: str = ""
@@ -89,6 +90,10 @@ class LayerCalls(ShownLayers, Protocol):
 
     def uninstall(self) -> None:
         """Restore the layers' forwards."""
+        ...
+
+    def release(self) -> None:
+        """Free the layers' own weights, if they are not needed any more."""
         ...
 
     def cut(self, layer: int) -> None:

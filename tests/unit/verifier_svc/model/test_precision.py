@@ -98,6 +98,9 @@ def test_a_target_says_what_it_is_served_in_and_has_the_tokens_of_that(dtype: An
     config = VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=4, dtype=dtype)
     target, info = load_probed_target(config)
     assert (info.dtype, info.exact) == (dtype, True)
+    if target.layers is not None:
+        kept = [name for name, weight in target.model.named_parameters() if "proj" in name and weight.numel()]
+        assert not kept, "panels are all that is kept of the layers' products"
     assert info.serving_fingerprint not in ("", info.weights_fingerprint)
     own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
     tokens = [5, 9, 17]
