@@ -33,6 +33,7 @@ COPY models/small-lm /models/small-lm
 COPY models/boost-1 /models/boost-1
 COPY models/semi-ar /models/semi-ar
 COPY models/diffusion /models/diffusion
+COPY models/eagle-smollm2 /models/eagle-smollm2
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \

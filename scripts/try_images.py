@@ -55,7 +55,7 @@ PACKAGES = {
 MODELS = {
     "orchestrator": [],
     "verifier": ["early-head", "space", "target"],
-    "drafter": ["boost-1", "diffusion", "semi-ar", "small-lm"],
+    "drafter": ["boost-1", "diffusion", "eagle-smollm2", "semi-ar", "small-lm"],
 }
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coppice.adapt.own_text import OwnText
+from coppice.adapt.own_text import WrittenText
 from coppice.core.errors import IncompatibleError
 from coppice.training.state import whole_file
 
@@ -27,7 +27,7 @@ def is_held_out(number: int) -> bool:
     return number % HELD_OUT_ONE_IN == 0
 
 
-def write_shard(texts: Sequence[OwnText], hidden: int, path: Path) -> None:
+def write_shard(texts: Sequence[WrittenText], hidden: int, path: Path) -> None:
     """Write texts with answers to `path` with suffixes .npy (states) and .npz (all else, written last).
 
     Features of a text are states [answer, 4, hidden] in bfloat16.
@@ -54,7 +54,7 @@ def shards(directory: Path) -> list[Path]:
     return sorted(path.with_suffix("") for path in directory.glob("*.npz"))
 
 
-def read_texts(shard: Path) -> Iterator[OwnText]:
+def read_texts(shard: Path) -> Iterator[WrittenText]:
     """Texts of a shard, without their states."""
     with np.load(shard.with_suffix(".npz")) as index:
         tokens = index["tokens"].tolist()
@@ -62,7 +62,7 @@ def read_texts(shard: Path) -> Iterator[OwnText]:
         facts = zip(index["prompts"], index["answers"], index["temperatures"], index["numbers"], strict=True)
         for prompt, answer, temperature, number in facts:
             middle, end = start + int(prompt), start + int(prompt) + int(answer)
-            yield OwnText(int(number), tuple(tokens[start:middle]), tuple(tokens[middle:end]), float(temperature))
+            yield WrittenText(int(number), tuple(tokens[start:middle]), tuple(tokens[middle:end]), float(temperature))
             start = end
 
 

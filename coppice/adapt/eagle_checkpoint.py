@@ -24,11 +24,14 @@ _CARD = """# EAGLE-3 head for {target}
 | trained parameters | {parameters:,} |
 | draft vocabulary | {draft_vocab:,} of {vocab:,} tokens, and those of a request's prompt |
 | data | {tokens:,} tokens of the target's own answers |
+| seed | {seed} |
 | steps | {steps} |
 | held-out loss | {loss:.4f} |
 | training time | {minutes:.0f} minutes |
 | target's weights | `{fingerprint}` |
 | command | `{command}` |
+| versions | {versions} |
+| date | {date} |
 | licence | as the target's |
 
 Share of {positions:,} held-out positions at which the target's token is among the first children, given the true

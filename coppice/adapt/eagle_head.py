@@ -28,7 +28,7 @@ _FIRST_CONFIDENCE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class HeadShape:
+class EagleShape:
     """Sizes of a head's decoder layer; heads as in the Llama family."""
 
     hidden: int
@@ -40,7 +40,7 @@ class HeadShape:
     rope_theta: float
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> HeadShape:
+    def of(cls, model: PreTrainedModel) -> EagleShape:
         """The shape of the target's own layers."""
         config: Any = model.config.get_text_config()
         heads = config.num_attention_heads
@@ -69,7 +69,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         width, wide, narrow = 2 * shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.q_proj = nn.Linear(width, wide, bias=False)
@@ -79,7 +79,7 @@ class _Attention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
@@ -90,8 +90,8 @@ class _Mlp(nn.Module):
         return out
 
 
-class _Layer(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+class _EagleLayer(nn.Module):
+    def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.input_layernorm = _Norm(shape.hidden, shape.epsilon)
         self.hidden_norm = _Norm(shape.hidden, shape.epsilon)
@@ -109,12 +109,12 @@ class EagleHead(nn.Module):
     embeddings: Tensor
     output_rows: Tensor
 
-    def __init__(self, shape: HeadShape, embeddings: Tensor, output_rows: Tensor) -> None:
+    def __init__(self, shape: EagleShape, embeddings: Tensor, output_rows: Tensor) -> None:
         super().__init__()
         self.shape = shape
         self.input_norm = _Norm(NUM_LAYERS * shape.hidden, shape.epsilon)
         self.fc = nn.Linear(NUM_LAYERS * shape.hidden, shape.hidden, bias=False)
-        self.layers = nn.ModuleList([_Layer(shape)])
+        self.layers = nn.ModuleList([_EagleLayer(shape)])
         self.norm = _Norm(shape.hidden, shape.epsilon)
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("output_rows", output_rows, persistent=False)
@@ -170,7 +170,7 @@ class EagleHead(nn.Module):
         return rows
 
 
-def _rotation(places: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:
+def _rotation(places: Tensor, shape: EagleShape) -> tuple[Tensor, Tensor]:
     """Cosines and sines [B, 1, L, head size] of rotary embeddings (2104.09864) at `places` [B, L]."""
     size = shape.head_size
     frequencies = shape.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=places.device) / size)
@@ -221,7 +221,7 @@ def new_head(model: PreTrainedModel, draft_ids: Tensor, state_scales: Tensor) ->
         IncompatibleError: the target's layers are not of the Llama family's form.
     """
     check_form(model)
-    shape = HeadShape.of(model)
+    shape = EagleShape.of(model)
     body: Any = model.base_model
     final_weight: Any = final_norm(model).weight
     embeddings = body.get_input_embeddings().weight.detach().clone()

@@ -88,7 +88,7 @@ class TextShape:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnText:
+class WrittenText:
     """A prompt, the target's answer, the temperature of the latter, and the text's number.
 
     `features` are those of the answer's tokens as in outcomes, empty unless requested. A text too short to be of use
@@ -163,7 +163,7 @@ class OwnWriter:
         self._events: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._next_key = 0
 
-    def write(self, numbers: Iterator[int]) -> Iterator[OwnText]:
+    def write(self, numbers: Iterator[int]) -> Iterator[WrittenText]:
         """Texts of these numbers, in the order in which they are finished."""
         running: dict[int, _Writing] = {}
         self._engine.attach(self.STREAM, self._events.put)
@@ -205,7 +205,7 @@ class OwnWriter:
         stopping = StoppingOptions(max_tokens=most)
         self._engine.open(writing.key, SequenceSpec(prompt, sampling, stopping, wants_features=wants_features))
 
-    def _taken(self, event: Event, running: dict[int, _Writing]) -> Iterator[OwnText]:
+    def _taken(self, event: Event, running: dict[int, _Writing]) -> Iterator[WrittenText]:
         if isinstance(event, ErrorEvent):
             raise event.error
         if not isinstance(event, OutcomeEvent):
@@ -219,10 +219,10 @@ class OwnWriter:
         if writing.prompt is None and self._turn_ended(writing):
             self._add(running, writing)
         elif writing.prompt is None or len(writing.tokens) < _LEAST_ANSWER_TOKENS:
-            yield OwnText(writing.number, writing.prompt or (), (), writing.temperature)
+            yield WrittenText(writing.number, writing.prompt or (), (), writing.temperature)
         else:
             answer, features = tuple(writing.tokens), b"".join(writing.features)
-            yield OwnText(writing.number, writing.prompt, answer, writing.temperature, features)
+            yield WrittenText(writing.number, writing.prompt, answer, writing.temperature, features)
 
     def _turn_ended(self, writing: _Writing) -> bool:
         """Turn what was written into the answer's prompt; False if it is too short."""

@@ -6,8 +6,10 @@ Each goes on where it was interrupted.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import logging
+import platform
 import shlex
 import sys
 import time
@@ -23,12 +25,13 @@ from coppice.adapt.eagle_checkpoint import save_head
 from coppice.adapt.eagle_head import check_form
 from coppice.adapt.eagle_measure import measure_head
 from coppice.adapt.eagle_run import EagleRecipe, TrainedHead, train_head
-from coppice.adapt.own_text import OwnText, OwnWriter, TextShape
+from coppice.adapt.own_text import OwnWriter, TextShape, WrittenText
 from coppice.checkpoints.catalogue import local_model
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
 from coppice.training.run import load_target
 from coppice.training.state import open_state, whole_file
+from coppice.version import VERSION
 from verifier_svc.app import new_servicer
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.engine import Engine
@@ -84,7 +87,7 @@ def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
         writer = OwnWriter(engine, info, plan.seed, plan.shape, wants_features=True)
         taken = {text.number for shard in shards(text_dir) for text in read_texts(shard)}
         first = max(taken, default=-1) + 1
-        started_s, begun_with, texts = time.monotonic(), written, list[OwnText]()
+        started_s, begun_with, texts = time.monotonic(), written, list[WrittenText]()
         for text in writer.write(iter(range(first, sys.maxsize))):
             texts += [text] if text.answer else []
             written += len(text.answer)
@@ -135,6 +138,9 @@ def _save(
         "loss": trained.curve[-1]["held_out"],
         "minutes": trained.curve[-1]["seconds"] / 60,
         "command": "coppice " + shlex.join(sys.argv[1:]),
+        "seed": plan.seed,
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, coppice {VERSION}",
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "recipe": asdict(plan.recipe),
         "curve": trained.curve,
     }

@@ -53,7 +53,7 @@ async def deployed(checkpoint: str) -> AsyncIterator[Client]:
     target, info = load_probed_target(VerifierConfig(model=checkpoint, device="cpu", threads=1, kv_cache_mib=1))
     engine = Engine(target, info, SchedulerLimits(8, 8, prefill_chunk=64), MAX_NODES)
     thread = ModelThread()
-    facts = DrafterInfo("small-lm", "tiny", info.tokenizer_fingerprint, VOCAB, CONTEXT, 0, (0.9,))
+    facts = DrafterInfo("small-lm", "tiny", info.tokenizer_fingerprint, VOCAB, CONTEXT, acceptance_by_rank=(0.9,))
     forward = LlamaForward(LlamaForCausalLM.from_pretrained(checkpoint).eval())
     drafter = SmallLm(forward, facts, Calibration(), TreeLimits(max_nodes=MAX_NODES))
     verifier_server, drafter_server = rpc.Server(["coppice.v1.VerifierService"]), rpc.Server([SERVICE_NAME])

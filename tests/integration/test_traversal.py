@@ -75,7 +75,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.06 * torch.randn(weight.shape, generator=generator)
-    drafter_info = DrafterInfo("small-lm", "tiny", info.tokenizer_fingerprint, VOCAB, CONTEXT, 0, (0.6, 0.3))
+    drafter_info = DrafterInfo(
+        "small-lm", "tiny", info.tokenizer_fingerprint, VOCAB, CONTEXT, acceptance_by_rank=(0.6, 0.3)
+    )
     limits = TreeLimits(max_nodes=MAX_NODES, max_steps=1)
     drafter = SmallLm(LlamaForward(model), drafter_info, Calibration(((0.0, 0.5),), (0.6, 0.3)), limits)
     return Pair(target, info, reference, drafter)

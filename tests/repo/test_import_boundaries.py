@@ -40,7 +40,9 @@ class Blocker:
             raise ImportError(f"{name} is not in the orchestrator's image")
         return None
 
-MODEL_ROOMS = ("coppice.lab.bench", "coppice.training", "coppice.colocated", "coppice.kernels.cpu.packed_linear")
+MODEL_ROOMS = (
+    "coppice.adapt", "coppice.lab.bench", "coppice.training", "coppice.colocated", "coppice.kernels.cpu.packed_linear",
+)
 sys.meta_path.insert(0, Blocker())
 for package_name in sys.argv[1:]:
     package = importlib.import_module(package_name)

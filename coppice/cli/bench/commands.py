@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import explained, finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Device, Threads, require_device, topology_spec
-from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, DrafterSpec, TopologySpec
+from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, TopologySpec
 
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
@@ -75,7 +76,7 @@ def latency(
         typer.Option(
             metavar="f32,bf16,int8",
             help="Measure the target in these precisions as well: us without speculation, transformers, and llama.cpp "
-            "where the package xllamacpp is installed. Default: all of them, none for the bundled target.",
+            "where the package xllamacpp is installed. Default: all of them for models of the catalogue.",
         ),
     ] = None,
 ) -> None:
@@ -85,10 +86,12 @@ def latency(
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
     drafter = drafter or (opt.DRAFTER if target == opt.TARGET else NO_DRAFTER)
-    small_lm = None if drafter == NO_DRAFTER else _small_lm_directory(drafter)
+    drafters = () if drafter == NO_DRAFTER else (opt.drafter_spec(drafter),)
+    # It is transformers' assistant, too, which has to be a language model.
+    small_lm = next((Path(one.model) for one in drafters if one.kind == DEFAULT_KIND), None)
     opt.begin(target)
-    if small_lm is not None:
-        opt.require_checkpoint(small_lm, "--drafter")
+    for one in drafters:
+        opt.require_checkpoint(Path(one.model), "--drafter")
     chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
@@ -98,7 +101,6 @@ def latency(
     from coppice.lab.bench.harness.plots import draw
     from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_latency
 
-    drafters = () if small_lm is None else (DrafterSpec(DEFAULT_KIND, str(small_lm)),)
     spec = TopologySpec(str(target), drafters, threads=threads)
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = LatencySuite(setup, small_lm)
@@ -129,19 +131,11 @@ def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
     from coppice.lab.bench.precisions import PRECISIONS, parse_precisions
 
     if names is None:
-        return () if target == opt.TARGET else tuple(PRECISIONS.values())
+        return tuple(PRECISIONS.values()) if str(target) in CATALOGUE else ()
     try:
         return parse_precisions(names)
     except BenchmarkError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def _small_lm_directory(drafter: str) -> Path:
-    spec = opt.drafter_spec(drafter)
-    if spec.kind != DEFAULT_KIND:
-        # It is transformers' assistant too, which has to be a language model.
-        raise typer.BadParameter(f"--drafter: this suite takes a {DEFAULT_KIND}, got {drafter!r}")
-    return Path(spec.model)
 
 
 def passes(

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from coppice.adapt.answer_store import AnswerStore, Window, read_texts, shards, write_shard
-from coppice.adapt.eagle_head import EagleHead, HeadShape, distillation, new_head
+from coppice.adapt.eagle_head import EagleHead, EagleShape, distillation, new_head
 from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
-from coppice.adapt.own_text import OwnText, TextShape
+from coppice.adapt.own_text import TextShape, WrittenText
 from coppice.adapt.run import AdaptPlan, run_plan
 from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.eagle.checkpoint import load_eagle
@@ -23,7 +23,7 @@ from drafter_svc.drafters.eagle.target_rows import read_target_rows
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 
 VOCAB = 60
-SHAPE = HeadShape(hidden=16, intermediate=24, heads=4, kv_heads=2, head_size=4, epsilon=1e-5, rope_theta=10_000.0)
+SHAPE = EagleShape(hidden=16, intermediate=24, heads=4, kv_heads=2, head_size=4, epsilon=1e-5, rope_theta=10_000.0)
 RECIPE = EagleRecipe(epochs=2, draft_vocab=24, rows=2, length=16, test_steps=3)
 
 
@@ -108,8 +108,8 @@ def test_the_gradient_is_that_of_the_loss() -> None:
 def test_held_out_answers_are_never_trained_on(tmp_path: Path) -> None:
     states = np.arange(5 * 4 * 2, dtype=np.int16)
     texts = [
-        OwnText(50, (1, 2), (3, 4), 0.0, states[:16].tobytes()),
-        OwnText(51, (5,), (6, 7, 8), 1.0, states[16:].tobytes()),
+        WrittenText(50, (1, 2), (3, 4), 0.0, states[:16].tobytes()),
+        WrittenText(51, (5,), (6, 7, 8), 1.0, states[16:].tobytes()),
     ]
     write_shard(texts, 2, tmp_path / "text-0")
     assert [text.answer for text in read_texts(shards(tmp_path)[0])] == [(3, 4), (6, 7, 8)]
@@ -122,7 +122,7 @@ def test_held_out_answers_are_never_trained_on(tmp_path: Path) -> None:
 
 
 def test_windows_of_a_pass_do_not_overlap(tmp_path: Path) -> None:
-    texts = [OwnText(1, (0,), tuple(range(100)), 0.0, np.zeros(100 * 4, np.int16).tobytes())]
+    texts = [WrittenText(1, (0,), tuple(range(100)), 0.0, np.zeros(100 * 4, np.int16).tobytes())]
     write_shard(texts, 1, tmp_path / "text-0")
     store = AnswerStore.open(tmp_path, held_out=False)
     batches = [store.batch(0, step, 2, 8).token_ids for step in range(5)]

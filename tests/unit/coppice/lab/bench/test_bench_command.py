@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
+from coppice.cli import topology as cli_topology
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.lab.bench import services
@@ -42,7 +43,8 @@ def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | 
         specs.append(spec)
         return RunningTopology(address, error)
 
-    monkeypatch.setattr(services, "Topology", topology)
+    for module in (services, cli_topology):
+        monkeypatch.setattr(module, "Topology", topology)
     return specs
 
 
