@@ -39,7 +39,7 @@ class RunningTopology:
 def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | None = None) -> list[TopologySpec]:
     specs: list[TopologySpec] = []
 
-    def topology(spec: TopologySpec) -> RunningTopology:
+    def topology(spec: TopologySpec, *_: object) -> RunningTopology:
         specs.append(spec)
         return RunningTopology(address, error)
 
