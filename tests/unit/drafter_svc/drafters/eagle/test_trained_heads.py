@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coppice.adapt.eagle_checkpoint import save_head
-from coppice.adapt.eagle_head import EagleHead, HeadShape
+from coppice.adapt.eagle_head import EagleHead, EagleShape
 from coppice.adapt.eagle_measure import RANKS, TEMPERATURES, EagleReport
 from drafter_svc.drafters.eagle.checkpoint import load_eagle
 from drafter_svc.drafters.eagle.forward import CommittedRows, EagleRows, TorchEagle
@@ -25,7 +25,7 @@ def test_a_head_has_the_logits_of_its_training_at_every_step(eagle_target: Path,
     rows = read_target_rows(str(eagle_target))
     ids = np.sort(np.random.default_rng(0).choice(VOCAB, 24, replace=False))
     torch.manual_seed(1)
-    shape = HeadShape.of(LlamaForCausalLM.from_pretrained(eagle_target))
+    shape = EagleShape.of(LlamaForCausalLM.from_pretrained(eagle_target))
     head = EagleHead(shape, rows.embedding.float(), rows.output.float()[ids])
     with torch.no_grad():
         for parameter in head.parameters():
