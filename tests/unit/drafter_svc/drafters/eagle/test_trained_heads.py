@@ -17,7 +17,10 @@ from drafter_svc.drafters.eagle.target_rows import read_target_rows
 from tests.unit.drafter_svc.drafters.eagle.conftest import VOCAB
 
 COMMITTED, STEPS = 7, 3
-FACTS = ("target", "fingerprint", "tokens", "steps", "loss", "minutes", "command", "curve", "recipe")
+FACTS = (
+    *("target", "fingerprint", "tokens", "steps", "loss", "minutes", "command", "curve", "recipe"),
+    *("seed", "versions", "date"),
+)
 
 
 def test_a_head_has_the_logits_of_its_training_at_every_step(eagle_target: Path, tmp_path: Path) -> None:
