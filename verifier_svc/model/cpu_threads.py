@@ -1,7 +1,8 @@
 """CPU threads of a pass: few for a few rows, all cores for a prompt.
 
 A pass over a few rows is hundreds of short steps with barriers; a thread that loses its core to an event loop or a
-drafter delays all others. A prompt's steps are long enough to use every core.
+drafter delays all others. A prompt's steps are long enough to use every core. So are compiled layers, which wait at few
+barriers: on two cores that the other services share, both serve a request 1.1 times as fast, and sixteen 1.5 times.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class CpuThreads:
         self._many_rows = requested or cores
         # Per thread that runs passes: the loading thread runs probes.
         self._here = threading.local()
+
+    def use_all_cores(self) -> None:
+        """Use as many threads for a few rows as for many."""
+        self._few_rows = self._many_rows
 
     def set_for(self, num_rows: int) -> None:
         """Set the threads for a pass of this many rows."""

@@ -256,6 +256,7 @@ def compiled_target(
         logger.info("layers are not compiled: %s", error)
         target.use_layers(None)
         return None
+    threads.use_all_cores()
     logger.info("layers are compiled")
     return target
 

@@ -31,6 +31,20 @@ def test_few_rows_get_half_of_the_cores_and_many_rows_all(monkeypatch: pytest.Mo
     assert used == [4, 8, 4, 3]
 
 
+def test_compiled_layers_use_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    before = torch.get_num_threads()
+    try:
+        threads = CpuThreads(0)
+        threads.set_for(1)
+        assert torch.get_num_threads() == 2
+        threads.use_all_cores()
+        threads.set_for(1)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_strict_logits_do_not_depend_on_the_number_of_threads(new_model: Callable[[str], PreTrainedModel]) -> None:
     model = new_model("llama")
     pack_linears(model)
