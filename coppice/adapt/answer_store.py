@@ -131,6 +131,11 @@ class AnswerStore:
         )
         return Window(token_ids, segments, places, found)
 
+    def first_windows(self, most: int, length: int) -> list[Window]:
+        """The first windows, one a batch, at most `most` of them; shorter ones if there is not one of `length`."""
+        length = min(length, len(self))
+        return [self.windows([start], length) for start in range(0, len(self) - length + 1, length)[:most]]
+
     def batch(self, seed: int, step: int, rows: int, length: int) -> Window:
         """Windows of a training step, each used once per pass over the store; a function of (seed, step).
 

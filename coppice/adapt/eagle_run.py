@@ -121,9 +121,7 @@ def train_head(
     scales = store.windows([0], min(4096, len(store))).states[0, :, : NUM_STATES - 1].float()
     head = new_head(model, torch.from_numpy(ids), scales.square().mean((0, 2)).sqrt())
     loss = EagleLoss(recipe, final_norm(model), head.output_rows, use_compiler=use_compiler)
-    length = min(recipe.length, len(held_out))
-    starts = range(0, len(held_out) - length + 1, length)
-    windows = [held_out.windows([start], length) for start in starts[:_HELD_OUT_WINDOWS]]
+    windows = held_out.first_windows(_HELD_OUT_WINDOWS, recipe.length)
 
     def step_loss(runner: nn.Module, step: int) -> Tensor:
         return loss(runner, store.batch(recipe.seed, step, recipe.rows, recipe.length))

@@ -75,15 +75,14 @@ def run_plan(plan: AdaptPlan, out: Path, *, use_compiler: bool = True) -> None:
 def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
     """Write answers until there are enough; returns the fingerprint of the target's weights.
 
-    The target is left as soon as there is nothing to write.
+    Raises:
+        IncompatibleError: the target is another one than the answers are from.
     """
-    progress = text_dir / "target.json"
     written = sum(len(text.answer) for shard in shards(text_dir) for text in read_texts(shard))
-    if written >= plan.tokens and progress.exists():
-        return str(json.loads(progress.read_text())["fingerprint"])
     with _engine(directory, plan.shape.at_once) as (engine, info):
-        with whole_file(progress) as file:
-            file.write(json.dumps({"fingerprint": info.weights_fingerprint}).encode())
+        _check_same_target(text_dir / "target.json", info.weights_fingerprint)
+        if written >= plan.tokens:
+            return info.weights_fingerprint
         writer = OwnWriter(engine, info, plan.seed, plan.shape, wants_features=True)
         taken = {text.number for shard in shards(text_dir) for text in read_texts(shard)}
         first = max(taken, default=-1) + 1
@@ -102,6 +101,18 @@ def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
             if written >= plan.tokens:
                 break
         return info.weights_fingerprint
+
+
+def _check_same_target(path: Path, fingerprint: str) -> None:
+    """Note whose answers there are, or refuse to add another target's."""
+    if not path.exists():
+        with whole_file(path) as file:
+            file.write(json.dumps({"fingerprint": fingerprint}).encode())
+    elif (found := json.loads(path.read_text())["fingerprint"]) != fingerprint:
+        raise IncompatibleError(
+            f"the answers in {path.parent} are those of a target with weights {found}, and this one has {fingerprint}; "
+            f"delete {path.parents[1]} to start anew"
+        )
 
 
 @contextlib.contextmanager
@@ -124,10 +135,7 @@ def _engine(directory: str, at_once: int) -> Iterator[tuple[Engine, TargetInfo]]
 def _save(
     plan: AdaptPlan, model: PreTrainedModel, trained: TrainedHead, text_dir: Path, fingerprint: str, out: Path
 ) -> None:
-    held_out = AnswerStore.open(text_dir, held_out=True)
-    length = min(plan.recipe.length, len(held_out))
-    starts = range(0, len(held_out) - length + 1, length)
-    windows = [held_out.windows([start], length) for start in starts[:_HELD_OUT_WINDOWS]]
+    windows = AnswerStore.open(text_dir, held_out=True).first_windows(_HELD_OUT_WINDOWS, plan.recipe.length)
     report = measure_head(trained.head, trained.loss, windows, plan.recipe.test_steps)
     tokens = sum(len(t.answer) for shard in shards(text_dir) for t in read_texts(shard) if not is_held_out(t.number))
     facts = {

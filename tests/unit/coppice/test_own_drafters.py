@@ -156,6 +156,10 @@ def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
     assert json.loads((out / "recipe.json").read_text())["curve"] == curve
     with pytest.raises(IncompatibleError, match="other settings"):
         run_plan(AdaptPlan(str(target), 1500, 1, RECIPE, plan.shape), out, use_compiler=False)
+    # The target has changed meanwhile.
+    write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4, seed=1)
+    with pytest.raises(IncompatibleError, match="of a target with weights"):
+        run_plan(plan, out, use_compiler=False)
 
 
 def test_another_family_is_refused() -> None:
