@@ -102,7 +102,7 @@ attacks: setup ## Measure what strangers can do to a good client, about 15 minut
 
 # Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.
 images: ## Build the images, look at what is in them, and run the topology from them
-	@$(PYTHON) scripts/try_images.py $(IMAGES_ARGS)
+	@$(PYTHON) tests/chart/try_images.py $(IMAGES_ARGS)
 
 chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests

@@ -107,14 +107,9 @@ class OwnText:
         corpus_rows: int,
         seed: int,
         cache: Path,
-        *,
-        with_states: bool = False,
     ) -> Self:
-        """Sample the target, draw windows of the corpus, and run the target over both; resumes an interrupted run.
-
-        `with_states` also keeps the target's hidden states.
-        """
+        """Sample the target, draw windows of the corpus, and run the target over both; resumes an interrupted run."""
         samples = torch.from_numpy(sample_target(target, store.train, shape, seed, cache / "samples"))
         windows = store.training_batch(seed, 0, corpus_rows, shape.length)
         text = torch.cat([samples, windows])
-        return cls(samples, windows, teach(target, text, cache / "taught", with_states=with_states))
+        return cls(samples, windows, teach(target, text, cache / "taught"))

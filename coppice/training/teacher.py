@@ -1,14 +1,10 @@
-"""The target's likeliest tokens, and hidden states, at every position of the training text; computed once."""
+"""The target's likeliest tokens at every position of the training text; computed once."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,48 +21,16 @@ _ROWS_PER_CHUNK = 64
 _SMALLEST = 1e-7
 
 
-@contextmanager
-def noted_states(target: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collect the states [rows, length, hidden] of every forward pass, in bfloat16, while the context is open."""
-    seen: list[Tensor] = []
-    layer: Any = target.get_output_embeddings()
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().bfloat16()))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-@torch.inference_mode()
-def states_of(target: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    """States [rows, length, hidden] of a text [rows, length], in bfloat16."""
-    with noted_states(target) as seen:
-        target(input_ids=token_ids, use_cache=False)
-    return seen[0]
-
-
-def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
-    """State that each token was drawn from [rows, length, hidden]; zeros in the prompt.
-
-    The first token of a row has none.
-    """
-    drawn_from = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
-    drawn_from[:, :prompt_tokens] = 0
-    return drawn_from
-
-
 @dataclass(frozen=True)
 class TaughtRows:
     """Text with the target's distributions.
 
-    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the next token, as do
-    `states` [rows, length, hidden], bfloat16 hidden states, if kept.
+    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the next token.
     """
 
     token_ids: Tensor
     top_ids: Tensor
     top_log_probs: Tensor
-    states: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -79,8 +43,7 @@ class TaughtRows:
 
     def part(self, rows: Tensor | slice) -> TaughtRows:
         """A subset of the rows, in data types for computation."""
-        states = None if self.states is None else self.states[rows]
-        return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float(), states)
+        return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float())
 
     def terms(self, logits: Tensor, predicted: Tensor, total_variation: float) -> Tensor:
         """`distillation_terms` [rows, ...] of logits [rows, ..., vocab] for tokens at positions `predicted` [...]."""
@@ -89,35 +52,23 @@ class TaughtRows:
 
 
 @torch.inference_mode()
-def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_states: bool = False) -> TaughtRows:
+def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path) -> TaughtRows:
     """Run the target over `token_ids` [rows, length]; chunks are stored under `cache`, so interrupted runs resume."""
     cache.mkdir(parents=True, exist_ok=True)
-    # Compiled passes do not run the hook that records states.
-    model = torch.compile(target, dynamic=False) if shutil.which("g++") and not with_states else target
+    model = torch.compile(target, dynamic=False) if shutil.which("g++") else target
     chunks = []
-    states: list[Tensor] = []
     for number, chunk in enumerate(tqdm(token_ids.split(_ROWS_PER_CHUNK), desc="teaching", mininterval=5)):
         path = cache / f"taught-{number:05}.npz"
-        states_path = cache / f"states-{number:05}.npy"
         if not path.exists():
-            with contextlib.ExitStack() as stack:
-                seen = stack.enter_context(noted_states(target)) if with_states else []
-                logits = model(input_ids=chunk, use_cache=False).logits
-            if with_states:
-                with whole_file(states_path) as file:
-                    np.save(file, seen[0].view(torch.int16).numpy())
+            logits = model(input_ids=chunk, use_cache=False).logits
             top = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
             ids, log_probs = top.indices.numpy().astype(np.uint16), top.values.numpy().astype(np.float16)
             with whole_file(path) as file:
                 np.savez(file, ids=ids, log_probs=log_probs)
         loaded = np.load(path)
-        if with_states:
-            states.append(torch.from_numpy(np.load(states_path)).view(torch.bfloat16))
         chunks.append((torch.from_numpy(loaded["ids"].astype(np.int32)), torch.from_numpy(loaded["log_probs"])))
     all_ids, all_log_probs = zip(*chunks, strict=True)
-    return TaughtRows(
-        token_ids, torch.cat(all_ids), torch.cat(all_log_probs), torch.cat(states) if with_states else None
-    )
+    return TaughtRows(token_ids, torch.cat(all_ids), torch.cat(all_log_probs))
 
 
 def full_distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total_variation: float) -> Tensor:

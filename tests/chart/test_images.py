@@ -103,7 +103,7 @@ def test_the_images_of_back_ends_have_every_bundled_model_between_them() -> None
     # By the same names as here: layers alone name the model beside them whose embeddings they use.
     assert copied["verifier"] | copied["drafter"] == {f"models/{name} /models/{name}" for name in bundled}
     # `make images` looks for the same ones in what was built.
-    looked_for = runpy.run_path(str(ROOT / "scripts" / "try_images.py"))["MODELS"]
+    looked_for = runpy.run_path(str(ROOT / "tests" / "chart" / "try_images.py"))["MODELS"]
     assert looked_for == {service: sorted(line.rpartition("/")[2] for line in copied[service]) for service in PACKAGES}
 
 
