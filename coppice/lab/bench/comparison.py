@@ -22,7 +22,6 @@ NUM_WARM_UP_BATCHES = 2
 MAX_WARM_UP_TOKENS = 32
 # With speculation on, fewer rounds with a draft than this measure something else.
 MIN_DRAFTED_SHARE = 0.8
-MAX_DEPTHS_SHOWN = 6
 
 # Token ids by task.
 Outputs: TypeAlias = Mapping[Task, tuple[int, ...]]
@@ -274,11 +273,6 @@ def remarks(found: Sequence[Row]) -> list[str]:
         for one in found
         if one["contender"].startswith(ON) and (one["drafted_share"] or 0) < MIN_DRAFTED_SHARE
     ]
-
-
-def depth_cell(one: Mapping[str, Any]) -> str:
-    """The first entries of a row's acceptance by depth."""
-    return " ".join(f"{share:.2f}" for share in one["acceptance_by_depth"][:MAX_DEPTHS_SHOWN])
 
 
 def short_name(one: Mapping[str, Any]) -> str:

@@ -1,42 +1,26 @@
-"""Forms of one deployment next to each other: how rounds and drafters go together, and how far apart the two are.
-
-`async/sync`, `async/off`, `sync/off`, `ahead/off`, `ahead/async` and `colocated/async` are ratios of tokens/s;
-`forward-share-async`, `-sync` and `-ahead` shares of the wall time inside the target's forward; `early-drafts` of the
-asynchronous rounds, those that began with a draft that was there when the outcome before was known, and
-`early-drafts-ahead` the same where drafters draft ahead; `draft-ahead-hits` of the rounds that those were told to
-expect, the ones with a draft for their outcome before it was known; `rerooted-tokens` of the asynchronous tokens,
-those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
-"""
+"""Forms of one deployment next to each other: how rounds and drafters go together, and how far apart the two are."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from coppice.lab.bench import figures
 from coppice.lab.bench.client import OFF, ON, Mode
 from coppice.lab.bench.comparison import Sample, by_run, speed_ratios
 from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, Samples, at_temperature, known
-from coppice.lab.bench.harness.plots import Panel, lines
+from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Row
 from coppice.lab.bench.harness.tables import Table
 
 MAX_DELAY_MS = 10_000
 # Less than this is slower than plain decoding beyond what runs differ by.
 NEVER_SLOWER = 0.97
-ORIGINS = ("fresh", "left_over", "rerooted", "ahead", "redraft")
-NOTES = (
-    "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added to every message "
-    "between orchestrator and drafter, each way, so that a draft takes twice that longer. Synchronous rounds always "
-    "draft (FORCED); all other forms leave it to the planner (AUTO). In the form draft-ahead drafters draft for "
-    "likely outcomes while the verifier is busy; in the others only where DRAFT_AHEAD=auto says so.",
-    "early-drafts: rounds whose draft was there when the outcome before was known (left over from the last tree, late "
-    "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: rounds with a draft for their outcome before "
-    "it was known, of those whose tree a drafter was told to expect; 0 where none was. bubble: time per round between "
-    "two passes.",
+NOTE = (
+    "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added each way. "
+    "Synchronous rounds always draft (FORCED); all others leave it to the planner (AUTO)."
 )
 
 
@@ -104,6 +88,15 @@ def parse_forms(names: str, delays: str) -> tuple[Form, ...]:
     return (*wired, *(Form(kind) for kind in kinds if kind is Kind.COLOCATED))
 
 
+# Ratios of tokens per second: whose, over whose; None is plain decoding.
+SPEEDS: Mapping[str, tuple[Kind, Kind | None]] = {
+    "async/sync": (Kind.ASYNCHRONOUS, Kind.SYNCHRONOUS),
+    "async/off": (Kind.ASYNCHRONOUS, None),
+    "sync/off": (Kind.SYNCHRONOUS, None),
+    "ahead/off": (Kind.DRAFT_AHEAD, None),
+    "ahead/async": (Kind.DRAFT_AHEAD, Kind.ASYNCHRONOUS),
+    "colocated/async": (Kind.COLOCATED, Kind.ASYNCHRONOUS),
+}
 SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
     "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),
     "forward-share-sync": (Kind.SYNCHRONOUS, figures.forward_share),
@@ -116,12 +109,23 @@ SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
 
 
 def form_ratios(samples: Samples[Sample], forms: Collection[Form]) -> ByRun:
-    return {
-        at_temperature(f"{name}@{delay}ms" if delay else name, temperature): values
-        for temperature in samples.each("temperature")
-        for delay in dict.fromkeys(form.delay_ms for form in forms)
-        for name, values in _at(samples, delay, temperature)
-    }
+    """Those of the forms that are there, at each temperature and delay."""
+    found: ByRun = {}
+    delays = dict.fromkeys(form.delay_ms for form in forms)
+    for temperature, delay in itertools.product(samples.each("temperature"), delays):
+        names: dict[Kind | None, str] = {form.kind: form.name for form in forms if form.delay_ms == delay}
+        names[None] = OFF
+        values = {
+            name: speed_ratios(samples, names.get(first, ""), names.get(second, ""), temperature)
+            for name, (first, second) in SPEEDS.items()
+        }
+        values |= {
+            name: known(by_run(samples, names.get(kind, ""), temperature, figure))
+            for name, (kind, figure) in SHARES.items()
+        }
+        at = f"@{delay}ms" if delay else ""
+        found |= {at_temperature(name + at, temperature): value for name, value in values.items()}
+    return found
 
 
 def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Collection[Form]) -> list[str]:
@@ -135,63 +139,22 @@ def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Collec
     early = {row["contender"] for row in rows if row["early_drafts"]}
     waits = [form.name for form in forms if form.kind is Kind.SYNCHRONOUS and form.name in early]
     wrong = [f"{name} began rounds with drafts that were there already: it is not synchronous." for name in waits]
-    return [*NOTES, *slower, *wrong]
-
-
-def _at(samples: Samples[Sample], delay_ms: int, temperature: float) -> Iterator[tuple[str, list[float]]]:
-    wired = (Kind.ASYNCHRONOUS, Kind.SYNCHRONOUS, Kind.DRAFT_AHEAD)
-    on, sync, ahead = (Form(kind, delay_ms).name for kind in wired)
-    pairs = {
-        "async/sync": (on, sync),
-        "async/off": (on, OFF),
-        "sync/off": (sync, OFF),
-        "ahead/off": (ahead, OFF),
-        "ahead/async": (ahead, on),
-    }
-    if not delay_ms:
-        pairs["colocated/async"] = (Form(Kind.COLOCATED).name, on)
-    for name, pair in pairs.items():
-        yield name, speed_ratios(samples, *pair, temperature)
-    for name, (kind, figure) in SHARES.items():
-        yield name, known(by_run(samples, Form(kind, delay_ms).name, temperature, figure))
-
-
-def add_forms(rows: Iterable[Row], forms: Iterable[Form]) -> None:
-    """Say of the forms' rows which forms they are."""
-    by_name = {form.name: {"form": form.kind.value, "delay_ms": form.delay_ms} for form in forms}
-    for row in rows:
-        row |= by_name.get(row["contender"], {})
-
-
-def _origin(origin: str, row: Mapping[str, Any]) -> str:
-    counts = row.get("origins", {}).get(origin, {"rounds": 0, "accepted": 0})
-    return f"{counts['rounds']} ({counts['accepted']})"
+    return [NOTE, *slower, *wrong]
 
 
 TABLE = Table(
-    "Forms: rounds (accepted tokens) by when their draft was made",
-    {
-        "tokens/s": "{tokens_per_s:.1f}",
-        "x off": "{speed_over_off:.2f}",
-        "τ": "{mean_acceptance_length:.2f}",
-        "forward": "{forward_share:.0%}",
-        "bubble ms": "{bubble_ms:.2f}",
-        "early": "{early_drafts:.0%}",
-        "hits": "{draft_ahead_hits:.0%}",
-        **{origin: partial(_origin, origin) for origin in ORIGINS},
-    },
+    "Forms: rounds/accepted tokens by when their draft was made",
+    "tokens_per_s speed_over_off mean_acceptance_length forward_share bubble_ms early_drafts draft_ahead_hits origins",
     where=lambda row: "form" in row,
 )
 # Speed of each form against the delay; plain decoding is 1.
 PANEL = Panel(
     "One stream, T={:g}",
-    lines,
-    "delay_ms",
     "speed_over_off",
+    "delay_ms",
     "{form}",
-    "ms more, each way, between orchestrator and drafter",
-    "tokens/s, plain decoding = 1",
     where=lambda row: "form" in row,
     by="temperature",
+    xlabel="ms more, each way, between orchestrator and drafter",
     has_base=True,
 )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from coppice.lab.bench.client import (
 from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
 from coppice.lab.bench.delay import delayed
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.forms import TABLE, Form, Kind, add_forms, form_ratios, form_remarks
+from coppice.lab.bench.forms import TABLE, Form, Kind, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
@@ -39,7 +38,6 @@ from coppice.lab.bench.transformers_baseline import Generate, load_model, quiet_
 
 # Logits of one row computed in two ways differ by less than this; a smaller gap is a tie to both.
 NEAR_TIES = {"float32": 1e-4, "bfloat16": 0.25}
-MAX_PASS_SIZES_SHOWN = 6
 # Forms have no prefix cache: its drafts need no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}
 
@@ -50,11 +48,6 @@ SPEED_RATIOS = {
     "off/transformers": (OFF, TRANSFORMERS),
 }
 FORWARD_SHARES = {"forward-share": ON, "forward-share-off": OFF}
-RATIO_NOTE = (
-    "median over runs of the ratio within a run; plain names are T=0, '@T1' marks temperature 1; "
-    "forward-share (on) and forward-share-off are shares of our requests' wall time inside the target's "
-    "forward"
-)
 
 
 def latency_ratios(samples: Samples[Sample]) -> ByRun:
@@ -158,8 +151,8 @@ class LatencySuite:
             total = len(contenders) * len(batches) * len(plan.temperatures) * plan.num_runs
             with progress("latency", total) as advance:
                 samples = await comparison.measure(contenders, prompt_ids, plan, batches, advance)
-        found = comparison.rows(samples, contenders)
-        add_forms(found, self.forms)
+        forms = {form.name: {"form": form.kind.value, "delay_ms": form.delay_ms} for form in self.forms}
+        found = [{**row, **forms.get(row["contender"], {})} for row in comparison.rows(samples, contenders)]
         apart = find_divergences(samples, [OFF, ASSISTED], partial(top_two_gap, target), info.dtype)
         ratios = Ratios.of(
             latency_ratios(samples) | form_ratios(samples, self.forms) | precision_ratios(samples, self.precisions)
@@ -168,14 +161,11 @@ class LatencySuite:
             **self.setup.settings(prompt_ids, num_cut),
             "dtype": info.dtype,
             "small_lm": None if self.small_lm is None else shown_path(self.small_lm),
-            "forms": [
-                {"contender": form.name, "form": form.kind.value, "delay_ms": form.delay_ms} for form in self.forms
-            ],
+            "forms": [{"contender": name, **form} for name, form in forms.items()],
         }
         notes = [*comparison.remarks(found), *form_remarks(ratios.values, found, self.forms), *map(str, apart)]
-        divergences = [one.record() for one in apart]
-        wrong = comparison.mismatches(samples)
-        return document("latency", machine, settings, found, ratios, RATIO_NOTE, notes, wrong, divergences=divergences)
+        wrong, records = comparison.mismatches(samples), [one.record() for one in apart]
+        return document("latency", machine, settings, found, ratios, notes, wrong, divergences=records)
 
 
 async def measure_latency(
@@ -209,57 +199,24 @@ async def measure_latency(
         return await unless_one_fails(whole.run(topology.address), *topologies)
 
 
-def _identical_cell(row: Mapping[str, Any]) -> str:
-    return f"{row['identical_to']} {row['num_identical']}/{row['num_prompts']}" if row["identical_to"] else ""
-
-
-def _pass_cell(row: Mapping[str, Any]) -> str:
-    passes = row["ms_per_pass_by_rows"]
-    frequent = sorted(passes, key=lambda rows: -passes[rows]["count"])[:MAX_PASS_SIZES_SHOWN]
-    cells = (f"{size}: {passes[size]['mean_ms']:.2f} x {passes[size]['count']}" for size in sorted(frequent, key=int))
-    return "   ".join(cells)
-
-
 SHOWN = Shown(
     tables=(
         Table(
-            "Tokens per second, median of the runs (4-grams: share that is repeated in its output)",
-            {
-                "tokens/s": "{tokens_per_s:.1f}",
-                "min to max": "{tokens_per_s_min:.1f} to {tokens_per_s_max:.1f}",
-                "x off": "{speed_over_off:.2f}",
-                "τ": "{mean_acceptance_length:.2f}",
-                "forward": "{forward_share:.0%}",
-                "linger": "{linger_share:.0%}",
-                "ttft ms": "{ttft_ms:.1f}",
-                "identical to": _identical_cell,
-                "rep. 4-grams": "{repeated_4grams:.0%}",
-            },
+            "Tokens per second, median of the runs",
+            "tokens_per_s speed_over_off mean_acceptance_length forward_share linger_share ttft_ms identical_to "
+            "num_identical repeated_4grams",
         ),
-        Table(
-            "Milliseconds per pass of the target by rows, most frequent sizes (x = passes)",
-            {"rows: ms x passes": _pass_cell, "accepted at depth 1, 2, …": comparison.depth_cell},
-        ),
+        Table("Milliseconds per pass of the target, by rows: passes/mean", "ms_per_pass_by_rows acceptance_by_depth"),
         TABLE,
     ),
     panels=(
-        Panel(
-            "One stream: median of runs, from min to max",
-            bars,
-            "{contender}",
-            "tokens_per_s",
-            "T={temperature:g}",
-            "",
-            "tokens/s",
-        ),
+        Panel("One stream: median of runs, from min to max", "tokens_per_s", "{contender}", "T={temperature:g}", bars),
         Panel(
             "Rounds that accepted this deep, of those drafted so deep",
-            depths,
-            "",
             "acceptance_by_depth",
-            "{name}",
-            "depth in the tree",
-            "share of rounds",
+            series="{name}",
+            drawing=depths,
+            xlabel="depth in the tree",
         ),
     ),
     line="{num_prompts} prompts x {max_tokens} tokens x {num_runs} runs, {threads} threads. "

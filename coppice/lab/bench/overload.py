@@ -1,6 +1,6 @@
 """Overload: more requests than the server can do, which wait for no answer.
 
-Latencies are those of completed requests of attentive clients. `RATIO_NOTE` says what each named ratio is.
+Latencies are those of completed requests of attentive clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Meter, Mod
 from coppice.lab.bench.comparison import Setup
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress, quotient
-from coppice.lab.bench.harness.plots import Panel, lines, stacked
+from coppice.lab.bench.harness.plots import Panel, stacked
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
@@ -36,14 +36,6 @@ from coppice.lab.bench.load.loads import (
     poisson_arrivals,
 )
 from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
-
-RATIO_NOTE = (
-    "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
-    "times saturation at the 99th percentile, over that at 0.7 times; .ttft, .tpot, .e2e: the same of time to first "
-    "token, inter-token latency and request latency; percentiles over all runs, next to them the least and most of one "
-    "run; recovery_s.xF: seconds after the overload until five requests in a row that get in, of ten that come at "
-    "most, are served within the 99th percentiles of 0.7, the longest of the runs; goodput.xF: goodput over that at 0.7"
-)
 
 # Those who leave do so at any moment up to this long after they have asked.
 LEAVE_WITHIN_S = 2.0
@@ -363,7 +355,6 @@ class OverloadSuite:
             self._settings(workload, num_cut, rate_per_s),
             rows,
             overload_ratios(samples, plan.targets),
-            RATIO_NOTE,
             overload_remarks(rows),
             problems(rows),
             slowest_first_tokens=[one for group in by_load(samples) for one in slowest(group)],
@@ -456,47 +447,28 @@ SHOWN = Shown(
     tables=(
         Table(
             "Requests by load, in multiples of what saturates the server",
-            {
-                "offered/s": "{offered_per_s:.1f}",
-                "completed/s": "{completed_per_s:.1f}",
-                "goodput/s": "{goodput_per_s:.1f}",
-                "refused": "{num_refused}",
-                "failed": "{num_failed}",
-                "left": "{num_left}",
-                "most running": "{most_running}",
-                "most waiting": "{most_waiting}",
-            },
+            "offered_per_s completed_per_s goodput_per_s num_refused num_failed num_left most_running most_waiting",
         ),
         Table(
-            "Milliseconds of accepted requests, p50 / p99",
-            {
-                heading: f"{{{name}_ms_p50:.1f}} / {{{name}_ms_p99:.1f}}"
-                for name, heading in (("ttft", "TTFT"), ("tpot", "ITL"), ("e2e", "end to end"), ("token", "per token"))
-            },
+            "Milliseconds of accepted requests; tpot is the inter-token latency",
+            " ".join(f"{name}_ms_p{percent}" for name in LATENCIES for percent in (50, 99)),
         ),
         Table(
             f"The slowest {100 * SHARE:g} % of first tokens: when they came, and milliseconds where they waited",
-            {
-                "run": "{run}",
-                "at s": "{at_s:.1f}",
-                "prompt tokens": "{prompt_tokens}",
-                "ttft": "{ttft_ms:.1f}",
-                **{part.replace("_", " "): f"{{{part}_ms:.1f}}" for part in PARTS},
-            },
+            "run at_s prompt_tokens ttft_ms " + " ".join(f"{part}_ms" for part in PARTS),
             source="slowest_first_tokens",
         ),
     ),
     panels=(
-        Panel("Time per token of accepted requests", lines, "name", "token_ms_p50,token_ms_p99", "", _LOAD, "ms"),
-        Panel("Time to first token", lines, "name", "ttft_ms_p50,ttft_ms_p99", "", _LOAD, "ms"),
+        Panel("Time per token of accepted requests", "token_ms_p50,token_ms_p99", "name", xlabel=_LOAD, ylabel="ms"),
+        Panel("Time to first token", "ttft_ms_p50,ttft_ms_p99", "name", xlabel=_LOAD, ylabel="ms"),
         Panel(
             "What became of requests",
-            stacked,
+            "num_completed,num_refused,num_left,num_failed,num_cut",
             "{name}",
-            ",".join(f"num_{fate}" for fate in ("completed", "refused", "left", "failed", "cut")),
-            "",
-            _LOAD,
-            "requests",
+            drawing=stacked,
+            xlabel=_LOAD,
+            ylabel="requests",
         ),
         Panel("", xlabel="s, when the request came", ylabel="ms per token", custom=_draw_course),
     ),

@@ -22,7 +22,7 @@ from coppice.lab.bench.comparison import (
 )
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import Ratios, Samples, in_turn, progress, spread
-from coppice.lab.bench.harness.plots import Panel, lines
+from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
@@ -32,25 +32,9 @@ IDENTICAL = f"num_identical_to_{OFF}"
 
 SHOWN = Shown(
     tables=(
-        Table(
-            "Tokens per second of so many requests at once: median (min to max)",
-            {"tokens/s": "{tokens_per_s:.0f} ({tokens_per_s_min:.0f} to {tokens_per_s_max:.0f})"},
-            label="{contender}",
-            across="concurrency",
-        ),
+        Table("Tokens per second of so many requests at once", "tokens_per_s", "{contender}", across="concurrency"),
     ),
-    panels=(
-        Panel(
-            "Median of runs",
-            lines,
-            "concurrency",
-            "tokens_per_s",
-            "{contender}",
-            "requests at once",
-            "tokens/s",
-            log_x=True,
-        ),
-    ),
+    panels=(Panel("Median of runs", "tokens_per_s", "concurrency", "{contender}", log_x=True),),
     line="{max_tokens} tokens each after {mean_prompt_tokens:.0f} on average, {num_runs} runs, {threads} threads, T=0; "
     "the time of prompts is in it.",
 )
@@ -137,12 +121,13 @@ def throughput_rows(samples: Samples[Sample], contenders: Sequence[Contender]) -
 
 def throughput_ratios(samples: Samples[Sample]) -> Ratios:
     """Ratios of tokens/s within a run, by concurrency: ours off over each baseline, and on over off."""
-    found = {}
-    for size in samples.each("size"):
-        for name in samples.each("contender"):
-            pair = (name, OFF) if name == ON else (OFF, name)
-            if pair != (OFF, OFF):
-                label = "/".join(one.removeprefix("coppice-") for one in pair)
-                first, second = pair
-                found[f"{label}.x{size}"] = speed_ratios(samples.where(size=size), first, second, 0.0)
-    return Ratios.of(found)
+    pairs = [(name, OFF) if name == ON else (OFF, name) for name in samples.each("contender") if name != OFF]
+    return Ratios.of(
+        {
+            f"{f'{one}/{other}'.replace('coppice-', '')}.x{size}": speed_ratios(
+                samples.where(size=size), one, other, 0.0
+            )
+            for size in samples.each("size")
+            for one, other in pairs
+        }
+    )

@@ -1,7 +1,4 @@
-"""The value of each drafter, shape of tree and way to choose children, in turn with speculation off.
-
-`RATIO_NOTE` says what each named ratio is.
-"""
+"""The value of each drafter, shape of tree and way to choose children, in turn with speculation off."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from coppice.cli.topology import DrafterSpec
 from coppice.core.denoising import MAX_DENOISING_STEPS, Denoising
@@ -59,20 +55,6 @@ _COUNTED = (_OBSERVED, _EXPECTED, _ACCEPTED)
 MOST_ERROR = 0.03
 # Below this, temperature costs nothing that coupling could win back.
 _LEAST_LOSS = 0.05
-RATIO_NOTE = (
-    "medians over runs; plain names are T=0, '@T1' marks temperature 1. SOURCES.tau: tokens per round; "
-    "merged/best-single: τ of all sources merged over that of the best one alone; planner/best-single: τ of requests "
-    "that force nothing over it; tree/chain: τ at equal nodes; "
-    "sampled/greedy: τ at a temperature over τ at 0, .full: of trees that are filled up; "
-    "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
-    "(greedy τ - τ without); coupled/traversal: τ of trees with the request's noise over that of drawn trees of as "
-    "many nodes; draft-ahead-hits: expected rounds with a draft for their outcome before it was known, with "
-    "so many steps; guessed-outcomes: of the outcomes that left the expected tree, those drafted for; "
-    "calibration-error: mean |expected - observed| acceptance of nodes whose parent was "
-    "committed, over tenths of probability, all runs and temperatures together, -off: with the drafter's own "
-    "probabilities, -by-chance: about what so many nodes would show if there were none. "
-    "Without a kind: the first drafter's, the worst drafter's for the error"
-)
 NOTES = (
     "One request at a time, each forced to speculate with the sources that it names and the fixed plan, but for those "
     "of the planner, which force nothing. Every call has a cache_salt of its own: the cache knows no more than the "
@@ -203,9 +185,7 @@ class AblationSuite:
             "num_nodes": self.num_nodes,
         }
         notes = [*comparison.remarks(rows), *NOTES, *broken_promises(ratios.values)]
-        return document(
-            "ablation", machine, settings, rows, ratios, RATIO_NOTE, notes, wrong_outputs(taken), divergences=[]
-        )
+        return document("ablation", machine, settings, rows, ratios, notes, wrong_outputs(taken), divergences=[])
 
 
 def ablation_rows(measured: Sequence[Measured]) -> list[Row]:
@@ -365,25 +345,12 @@ def broken_promises(values: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _same(row: Mapping[str, Any]) -> str:
-    return "" if row["identical"] is None else f"{row['num_identical']}/{row['num_prompts']}"
-
-
 SHOWN = Shown(
     tables=(
         Table(
             "in turn with speculation off",
-            {
-                "T": "{temperature:g}",
-                "τ": "{mean_acceptance_length:.2f}",
-                "nodes": "{nodes_per_round:.1f}",
-                "tokens/s": "{tokens_per_s:.0f}",
-                "x off": "{speed_over_off:.2f}",
-                "draft ms": "{draft_ms:.2f}",
-                "calibration error": "{calibration_error:.3f}",
-                "accepted at depth 1, 2, …": comparison.depth_cell,
-                "same": _same,
-            },
+            "temperature mean_acceptance_length nodes_per_round tokens_per_s speed_over_off draft_ms calibration_error "
+            "acceptance_by_depth num_identical num_prompts",
             label=short_name,
             by="group",
         ),
@@ -391,26 +358,22 @@ SHOWN = Shown(
     panels=(
         Panel(
             "τ",
-            bars,
-            lambda row: f"{row['group']}: {short_name(row)}",
             "mean_acceptance_length",
+            lambda row: f"{row['group']}: {short_name(row)}",
             "T={temperature:g}",
-            "",
-            "tokens per round",
+            bars,
             where=lambda row: row["contender"] != OFF,
             has_base=True,
         ),
         Panel(
             "Sources alone: rounds that accepted this deep, of those drafted so deep",
-            depths,
-            "",
             "acceptance_by_depth",
-            lambda row: f"{short_name(row)} T={row['temperature']:g}",
-            "depth in the tree",
-            "share of rounds",
+            series=lambda row: f"{short_name(row)} T={row['temperature']:g}",
+            drawing=depths,
             where=lambda row: (
                 row["group"] == SOURCES and "+" not in row["contender"] and short_name(row) not in (OFF, PLANNER)
             ),
+            xlabel="depth in the tree",
         ),
     ),
     line="{num_prompts} prompts x {max_tokens} tokens x {num_runs} runs, {threads} threads, {rounds} rounds; "

@@ -1,6 +1,6 @@
 """The target's own drafts and early pruning, measured in turn with plain decoding.
 
-`RATIO_NOTE` says what each named ratio is. A ratio that has no value in any run is left out.
+A ratio that has no value in any run is left out.
 """
 
 from __future__ import annotations
@@ -51,17 +51,6 @@ _FULL_REDRAFTS: Settings = (
 
 # Passes whose rows differ by more are not the same trees.
 MOST_DIFFERENCE = 0.05
-RATIO_NOTE = (
-    "medians over runs; plain names are T=0, '@T1' marks temperature 1. space/off: tokens/s of the target that drafts "
-    "for itself, alone and as a verifier serves by default, over plain decoding; space.tau: its tokens per round; "
-    "space.best/off: the same of the best shape of masks (chosen by these very figures, so that chance flatters it); "
-    "space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
-    "Early pruning of the target's own trees ('.KIND': of a drafter's, where there are both), on over off with the "
-    "same budgets, all sizes of trees: rows-saved: share of tree nodes that it removes; tau-kept: τ with over without; "
-    "pruning.time-gain.bN: of passes that are run both ways, one after the other, N requests at once, the time without "
-    "over that with; pruning.auto-gain.bN: time of a pass with pruning off over that with "
-    "EARLY_PRUNING=auto, in turn request by request"
-)
 NOTES = (
     "Every variant that speculates is forced to, with the sources that it names and the fixed plan; none has a "
     "prefix cache. Passes are those between the last first token of a batch and its first end: all its requests are "
@@ -354,7 +343,7 @@ class InPassSuite:
         notes = [*comparison.remarks(rows), *NOTES, *self._best(taken), *uneven_trees(rows), *self.left_out]
         ratios = Ratios.of(in_pass_ratios(taken, what))
         wrong = comparison.mismatches([sample for one in taken for sample in one.samples])
-        return document("in-pass", machine, settings, rows, ratios, RATIO_NOTE, notes, wrong, divergences=[])
+        return document("in-pass", machine, settings, rows, ratios, notes, wrong, divergences=[])
 
     def _best(self, taken: Sequence[Measured]) -> Iterator[str]:
         """Which row `space.best/off` is of."""
@@ -373,37 +362,22 @@ def shown(report: Report) -> Shown:
     def is_pruning(row: Mapping[str, Any]) -> bool:
         return bool(row["max_nodes"]) and row["batch_size"] == most
 
-    speed = Panel("One request", bars, short_name, "speed_over_off", "T={temperature:g}", "", "tokens/s over off")
-    passes = Panel(
-        f"Early pruning, {most} requests at once",
-        bars,
-        short_name,
-        "ms_per_pass",
-        "T={temperature:g}",
-        "",
-        "ms per pass",
-    )
+    pruning = f"Early pruning, {most} requests at once"
     return Shown(
         tables=(
             Table(
-                "in turn with plain decoding",
-                {
-                    "T": "{temperature:g}",
-                    "tokens/s": "{tokens_per_s:.0f}",
-                    "x off": "{speed_over_off:.2f}",
-                    "τ": "{mean_acceptance_length:.2f}",
-                    "rows/pass": "{rows_per_pass:.1f}",
-                    "left": "{rows_left_per_pass:.1f}",
-                    "ms/pass": "{ms_per_pass:.2f}",
-                    "nodes removed": "{removed_share:.0%}",
-                    "re-draft rounds": "{redraft_rounds}/{rounds}",
-                    "identical": "{num_identical}/{num_requests}",
-                },
+                "in turn with plain decoding; left: rows after the layer that prunes",
+                "temperature tokens_per_s speed_over_off mean_acceptance_length rows_per_pass rows_left_per_pass "
+                "ms_per_pass removed_share redraft_rounds rounds num_identical num_requests",
                 label=short_name,
                 by="group",
             ),
         ),
-        panels=(replace(speed, where=is_drafting, has_base=True), replace(passes, where=is_pruning)),
-        line="{num_prompts} prompts x {max_tokens} tokens x {num_runs} runs, {threads} threads; "
-        "left: rows after the layer that prunes.",
+        panels=(
+            Panel(
+                "One request", "speed_over_off", short_name, "T={temperature:g}", bars, where=is_drafting, has_base=True
+            ),
+            Panel(pruning, "ms_per_pass", short_name, "T={temperature:g}", bars, where=is_pruning),
+        ),
+        line="{num_prompts} prompts x {max_tokens} tokens x {num_runs} runs, {threads} threads.",
     )

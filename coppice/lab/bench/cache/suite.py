@@ -1,7 +1,7 @@
 """The prefix cache: prompts that share beginnings, cold, warm, through Redis, and with Redis gone.
 
 Every setting has its turn with all phases in every run. Rates are of all requests of a run, medians over runs;
-latencies are percentiles over all requests of all runs. `RATIO_NOTE` says what each named ratio is.
+latencies are percentiles over all requests of all runs.
 """
 
 from __future__ import annotations
@@ -71,13 +71,6 @@ KINDS = (NEW, REPEATED, EDITED)
 LEAST_TAU_RATIO = 0.98
 # Phases of which the figure named so is the worst.
 WORST_OF = {"warm": (AGAIN, SHIFTED), "warm-second": (SECOND,), "fill": (FILL,), "killed": (KILLED,)}
-
-RATIO_NOTE = (
-    "median over runs of the ratio within a run, over cold requests of the same prompts; without a setting: the worst "
-    "of all settings and temperatures (warm: of the phases again and shifted), for tau the least, for the median "
-    "time to the first token the largest; tau: from where the first rounds of both were over, whose pass reads the "
-    "prompt and waits for no draft; tau-with-first: of all rounds; failed-requests: a count over all runs"
-)
 
 
 def settings(kinds: Iterable[str]) -> tuple[Policy, ...]:
@@ -414,42 +407,22 @@ class CacheSuite:
             "num_first_prompts": len(self.workload.first),
             "mean_prompt_tokens": round(statistics.fmean(map(len, prompt_ids)), 1),
         }
-        return document("cache", machine, settings, rows, ratios, RATIO_NOTE, notes, unequal(rows))
+        return document("cache", machine, settings, rows, ratios, notes, unequal(rows))
 
 
 SHOWN = Shown(
     tables=(
         Table(
             "One request at a time, phase by phase; reads and hits of the cache's store, over all runs",
-            {
-                "τ (min to max)": "{mean_acceptance_length:.2f} ({mean_acceptance_length_min:.2f} to "
-                "{mean_acceptance_length_max:.2f})",
-                "τ after the first": "{later_acceptance_length:.2f}",
-                "TTFT p50 / p99 ms": "{ttft_ms_p50:.0f} / {ttft_ms_p99:.0f}",
-                "tokens/s": "{tokens_per_s:.0f}",
-                "cache nodes accepted / proposed": "{cache_accepted} / {cache_proposed}",
-                "reads": "{cache_reads}",
-                "hits": "{cache_hits}",
-                "prompt cached": "{cached_prompt_share:.0%}",
-                "failed": "{num_failed}",
-                "identical": "{num_identical} / {num_requests}",
-            },
+            "mean_acceptance_length later_acceptance_length ttft_ms_p50 ttft_ms_p99 tokens_per_s cache_accepted "
+            "cache_proposed cache_reads cache_hits cached_prompt_share num_failed num_identical num_requests",
         ),
     ),
     panels=tuple(
-        Panel(
-            title,
-            bars,
-            "{phase}",
-            field,
-            "{setting} T={temperature:g}",
-            "",
-            label,
-            where=lambda row: row["phase"] != OFF,
-        )
-        for title, field, label in (
-            ("τ: median of runs", "mean_acceptance_length", "tokens per round"),
-            ("Time to the first token: median", "ttft_ms_p50", "ms"),
+        Panel(title, y, "{phase}", "{setting} T={temperature:g}", bars, where=lambda row: row["phase"] != OFF)
+        for title, y in (
+            ("τ: median of runs", "mean_acceptance_length"),
+            ("Time to the first token: median", "ttft_ms_p50"),
         )
     ),
     line="{num_runs} runs, {num_prompts} prompts of {mean_prompt_tokens:.0f} tokens on average, outputs of "

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from coppice.lab.bench.harness.tables import Cell, Row, text
+from coppice.lab.bench.harness.tables import Label, Row, text
 from coppice.picture import save
 
 Report: TypeAlias = Mapping[str, Any]
@@ -42,18 +42,12 @@ def bars(axes: Axes, rows: Sequence[Row], panel: Panel) -> None:
         group = [row for row in rows if text(panel.series, row) == series]
         places = [categories.index(text(panel.x, row)) + (at - (len(every) - 1) / 2) * width for row in group]
         heights = [row[panel.y] or 0.0 for row in group]
-        reach = [
-            (height - (row.get(f"{panel.y}_min") or height), (row.get(f"{panel.y}_max") or height) - height)
-            for row, height in zip(group, heights, strict=True)
-        ]
-        axes.bar(
-            places,
-            heights,
-            width,
-            yerr=list(zip(*reach, strict=True)) if any(map(any, reach)) else None,
-            capsize=3,
-            label=series,
+        low, high = (
+            [abs((row.get(f"{panel.y}_{end}") or height) - height) for row, height in zip(group, heights, strict=True)]
+            for end in ("min", "max")
         )
+        reach = [low, high] if any((*low, *high)) else None
+        axes.bar(places, heights, width, yerr=reach, capsize=3, label=series)
     many = len(categories) > MANY_CATEGORIES
     axes.set_xticks(
         range(len(categories)), categories, rotation=60 if many else 20, ha="right", fontsize=6 if many else 8
@@ -81,19 +75,19 @@ def depths(axes: Axes, rows: Sequence[Row], panel: Panel) -> None:
 class Panel:
     """One pair of axes: which rows, which fields of them, and how they are drawn.
 
-    `x` is a field of lines and a template of bars' categories; `series` a template. With `by` there is a panel for
-    each value of that field. `custom` draws the report by itself.
+    `x` is a field of lines and a template of bars' categories; `series` a template. Axes have the fields' names unless
+    they have labels. With `by` there is a panel for each value of that field. `custom` draws the report by itself.
     """
 
     title: str
-    drawing: Drawing = lines
-    x: Cell = ""
     y: str = ""
-    series: Cell = ""
-    xlabel: str = ""
-    ylabel: str = ""
+    x: Label = ""
+    series: Label = ""
+    drawing: Drawing = lines
     where: Callable[[Row], bool] = field(default=lambda row: True)
     by: str = ""
+    xlabel: str = ""
+    ylabel: str = ""
     log_x: bool = False
     log_y: bool = False
     # A dashed line at 1, what all are compared with.
@@ -126,7 +120,10 @@ def _panels(report: Report, panel: Panel) -> Iterator[tuple[Panel, str, list[Row
 
 
 def _draw(axes: Axes, report: Report, panel: Panel, title: str, rows: Sequence[Row]) -> None:
-    axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=title)
+    xlabel = panel.x if panel.drawing is lines and isinstance(panel.x, str) else ""
+    axes.set(
+        xlabel=panel.xlabel or xlabel.replace("_", " "), ylabel=panel.ylabel or panel.y.replace("_", " "), title=title
+    )
     if panel.custom is not None:
         panel.custom(axes, report)
     else:

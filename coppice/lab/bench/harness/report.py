@@ -20,6 +20,7 @@ Report: TypeAlias = dict[str, Any]
 # Above this load per core something else was running; starting the services alone stays below.
 BUSY_LOAD_PER_CORE = 0.75
 _NO_RATIOS = Ratios({}, {})
+RATIO_NOTE = "docs/benchmarks.md says what each ratio is; medians over runs of the ratio within a run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,6 @@ def document(
     settings: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     ratios: Ratios = _NO_RATIOS,
-    ratio_note: str = "",
     notes: Iterable[str] = (),
     mismatches: Iterable[object] = (),
     **more: Any,
@@ -54,7 +54,7 @@ def document(
         "rows": [dict(row) for row in rows],
         "ratios": dict(ratios.values),
         "ratio_spread": dict(ratios.spread),
-        "ratio_note": ratio_note,
+        "ratio_note": RATIO_NOTE if ratios.values else "",
         **more,
         "notes": [*notes, *machine_remarks(machine)],
         "mismatches": [str(one) for one in mismatches],

@@ -1,4 +1,4 @@
-"""Tables of a report on the terminal, from a specification of their columns."""
+"""Tables of a report on the terminal, from the names of their columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 Row: TypeAlias = Mapping[str, Any]
 # A function of a row, or a template over its fields in which None shows as a dash.
-Cell: TypeAlias = Callable[[Row], str] | str
+Label: TypeAlias = Callable[[Row], str] | str
 
 # Without a terminal rich assumes 80 columns, which would break every row of a log file.
 MIN_WIDTH = 140
@@ -20,15 +20,15 @@ MIN_WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of a report: a line each, named by `label`, with `columns` from heading to cell.
+    """Rows of a report: a line each, named by `label`, with the fields that `columns` names, spaces between.
 
     With `across` it has a line for each value of `label` and, for each value of that field, every column in one cell.
     With `by` there is a table for each value of that field. Without rows there is none.
     """
 
     title: str
-    columns: Mapping[str, Cell]
-    label: Cell = "{name}"
+    columns: str
+    label: Label = "{name}"
     where: Callable[[Row], bool] = field(default=lambda row: True)
     across: str = ""
     by: str = ""
@@ -36,9 +36,26 @@ class Table:
     source: str = "rows"
 
 
-def text(cell: Cell, row: Row) -> str:
-    """A cell's text for a row."""
-    return _TEXTS.vformat(cell, (), row) if isinstance(cell, str) else cell(row)
+def cell(value: Any, missing: str = "-") -> str:
+    """A value for people: numbers with four digits, lists and mappings entry by entry."""
+    match value:
+        case None:
+            return missing
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+        case Mapping():
+            return " ".join(f"{name}={'/'.join(map(cell, _values(item)))}" for name, item in value.items())
+        case list() | tuple():
+            return " ".join(map(cell, value))
+        case _:
+            return str(value)
+
+
+def text(label: Label, row: Row) -> str:
+    """The text of a template, or a function, for a row."""
+    return _TEXTS.vformat(label, (), row) if isinstance(label, str) else label(row)
 
 
 def print_tables(report: Mapping[str, Any], tables: Iterable[Table], line: str, ratio_title: str) -> None:
@@ -58,33 +75,30 @@ def print_tables(report: Mapping[str, Any], tables: Iterable[Table], line: str, 
 
 def _tables(report: Mapping[str, Any], table: Table) -> Iterator[rich.table.Table]:
     rows = [row for row in report.get(table.source, ()) if table.where(row)]
-    title = text(table.title, report["settings"])
-    groups = dict.fromkeys(row[table.by] for row in rows) if table.by else [None]
-    for group in groups if rows else ():
+    title, names = text(table.title, report["settings"]), table.columns.split()
+    for group in dict.fromkeys(row[table.by] if table.by else "" for row in rows):
         taken = [row for row in rows if not table.by or row[table.by] == group]
-        drawn = rich.table.Table(title=title if group is None else f"{group}: {title}")
+        drawn = rich.table.Table(title=f"{group}: {title}" if group else title)
         drawn.add_column("", no_wrap=True)
-        if table.across:
-            _add_pivot(drawn, table, taken)
-        else:
-            for heading in table.columns:
-                drawn.add_column(heading, justify="right")
-            for row in taken:
-                drawn.add_row(text(table.label, row), *[text(cell, row) for cell in table.columns.values()])
+        across = list(dict.fromkeys(row[table.across] for row in taken)) if table.across else []
+        headings = [name.replace("_", " ") for name in names]
+        for heading in [f"{value}: {' · '.join(headings)}" for value in across] or headings:
+            drawn.add_column(heading, justify="right")
+        for label in dict.fromkeys(text(table.label, row) for row in taken):
+            same = [row for row in taken if text(table.label, row) == label]
+            if across:
+                by_value = {row[table.across]: " · ".join(_figures(names, row)) for row in same}
+                drawn.add_row(label, *[by_value.get(value, "") for value in across])
+            for row in () if across else same:
+                drawn.add_row(label, *_figures(names, row))
         yield drawn
 
 
-def _add_pivot(drawn: rich.table.Table, table: Table, rows: Sequence[Row]) -> None:
-    headings = list(dict.fromkeys(row[table.across] for row in rows))
-    for heading in headings:
-        drawn.add_column(f"{heading}: " + " · ".join(table.columns), justify="right")
-    for label in dict.fromkeys(text(table.label, row) for row in rows):
-        group = {row[table.across]: row for row in rows if text(table.label, row) == label}
-        cells = [
-            " · ".join(text(cell, group[heading]) for cell in table.columns.values()) if heading in group else ""
-            for heading in headings
-        ]
-        drawn.add_row(label, *cells)
+def _figures(names: Sequence[str], row: Row) -> Iterator[str]:
+    """Fields of a row, with the least and the most of one run where it has them."""
+    for name in names:
+        spread = [row[end] for end in (f"{name}_min", f"{name}_max") if row.get(end) is not None]
+        yield cell(row.get(name)) + (f" ({' to '.join(map(cell, spread))})" if spread else "")
 
 
 def _ratio_table(report: Mapping[str, Any], title: str) -> rich.table.Table:
@@ -96,6 +110,10 @@ def _ratio_table(report: Mapping[str, Any], title: str) -> rich.table.Table:
         least_most = report["ratio_spread"].get(name, ())
         drawn.add_row(name, *[f"{one:.3f}" for one in (value, *least_most)])
     return drawn
+
+
+def _values(item: Any) -> Iterable[Any]:
+    return item.values() if isinstance(item, Mapping) else [item]
 
 
 class _Texts(string.Formatter):

@@ -1,13 +1,12 @@
 """Load through the public API: closed and open loops and a step, under several speculation policies in turn.
 
 Speeds are medians over runs; latencies are percentiles over all requests of all runs, not means of percentiles.
-`RATIO_NOTE` says what each named ratio is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import operator
+import math
 import statistics
 import time
 from collections import Counter
@@ -15,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from coppice.client import Client
 from coppice.frozen_heap import frozen_heap
@@ -39,7 +40,7 @@ from coppice.lab.bench.harness.experiment import (
     rounded,
     spread,
 )
-from coppice.lab.bench.harness.plots import Panel, lines
+from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures
@@ -71,21 +72,6 @@ REFERENCE_PATIENCE_S = 120.0
 MAX_LAG_MS = 50.0
 # The better of transformers' two ways in each run.
 BEST = "transformers"
-RATIO_NOTE = (
-    "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
-    "off/transformers: over the better of transformers' batched generate and its continuous batching, one batch of as "
-    "many requests; best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the "
-    "requests/s that saturate the server without speculation; step.settle_up_s, step.settle_down_s: seconds from a "
-    "step of the load until, for two seconds, no second differs from the level's lasting speed, that of its second "
-    "half, by more than 15 % or what seconds of off's second half do; a level's length where that never comes; without "
-    "a name the planner's, .off speculation off's; "
-    "step.settle_s: the slower of both steps; step.settle_beyond_off_s: how much longer the planner takes than off, "
-    "at the step where that is most; step.lost_s: what the planner loses at the beginning of a level, in seconds of "
-    "the level's lasting speed, at the dearer of both steps; "
-    "step.lost_beyond_off_s: less what speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of "
-    "many requests at once, over off's"
-)
-
 References = tuple[tuple[int, ...], ...]
 
 
@@ -308,26 +294,36 @@ def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRun:
-    """Seconds until the levels after the steps up and down settled, None where they never did, and that they lost.
+class Steps:
+    """Of the levels after the steps up and down, seconds by run: until they settled and that they lost.
 
-    `lowest` are the fewest tokens per second, over two seconds, with many requests at once.
+    `never` [2] is what a level counts that never settled, or gave nothing in its second half; until then it is NaN.
+    `lowest` [runs] are the fewest tokens per second, over two seconds, with many requests at once.
     """
 
-    settle_s: list[float | None]
-    lost_s: list[float | None]
-    lowest: float
+    settle_s: NDArray[np.float64]
+    lost_s: NDArray[np.float64]
+    never: NDArray[np.float64]
+    lowest: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, load: StepLoad, group: Iterable[Sample], tolerances: Sequence[float]) -> Steps:
+        runs = [step_bins(load, sample) for sample in group]
+        settle = [list(map(figures.settle_s, bins[1:], tolerances[1:])) for bins in runs]
+        lost = [list(map(figures.lost_s, bins[1:])) for bins in runs]
+        means = [figures.running_mean(bins[1], min(len(bins[1]), figures.COLLAPSE_BINS)) for bins in runs]
+        lengths = [level.span.length_s for level in load.levels[1:]]
+        return cls(
+            np.array(settle, float), np.array(lost, float), np.array(lengths), np.array([min(one) for one in means])
+        )
 
-def step_runs(load: StepLoad, group: Iterable[Sample], tolerances: Sequence[float]) -> list[StepRun]:
-    """What each run of a step came to."""
-    runs = []
-    for sample in group:
-        bins = step_bins(load, sample)
-        settle_s = [figures.settle_s(one, far) for one, far in zip(bins, tolerances, strict=True)]
-        lowest = min(figures.running_mean(bins[1], min(len(bins[1]), figures.COLLAPSE_BINS)))
-        runs.append(StepRun(settle_s[1:], list(map(figures.lost_s, bins))[1:], lowest))
-    return runs
+    def settled(self) -> NDArray[np.float64]:
+        """Seconds until both levels settled [runs, 2]; a level that never does counts its length."""
+        return np.where(np.isnan(self.settle_s), self.never, self.settle_s)
+
+    def lost(self) -> NDArray[np.float64]:
+        """Seconds that both levels lost [runs, 2]; a level without a second half to compare with counts its half."""
+        return np.where(np.isnan(self.lost_s), self.never / 2, self.lost_s)
 
 
 def load_rows(results: Results, references: References) -> list[Row]:
@@ -404,18 +400,17 @@ def _step_figures(load: StepLoad, group: Sequence[Sample], tolerances: Sequence[
     for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
         found[f"tokens_per_s_{name}"] = rounded(statistics.median(speeds))
-    runs = step_runs(load, group, tolerances)
+    steps = Steps.of(load, group, tolerances)
     for number, name in enumerate(("up", "down")):
-        found[f"settle_{name}_s"] = _median_or_never([run.settle_s[number] for run in runs])
+        # NaN, which is never, comes last.
+        settle_s, lost_s = (
+            float(np.sort(times[:, number])[len(group) // 2]) for times in (steps.settle_s, steps.lost_s)
+        )
+        found[f"settle_{name}_s"] = None if math.isnan(settle_s) else rounded(settle_s)
         found[f"settle_tolerance_{name}"] = rounded(tolerances[1 + number])
-        found[f"lost_{name}_s"] = _median_or_never([run.lost_s[number] for run in runs])
-    found["lowest_tokens_per_s_at"] = rounded(statistics.median(run.lowest for run in runs))
+        found[f"lost_{name}_s"] = None if math.isnan(lost_s) else rounded(lost_s)
+    found["lowest_tokens_per_s_at"] = rounded(float(np.median(steps.lowest)))
     return found
-
-
-def _median_or_never(times: Sequence[float | None]) -> float | None:
-    ordered = sorted(times, key=lambda time: float("inf") if time is None else time)
-    return rounded(ordered[len(ordered) // 2])
 
 
 def _latencies(group: Sequence[Sample]) -> Row:
@@ -488,29 +483,17 @@ def _step_ratios(results: Results) -> ByRun:
     """Of the planner and of speculation off: when levels had settled, what steps cost, the lowest speed."""
     found: ByRun = {}
     for load in results.loads(StepLoad):
-        tolerances, lengths = settle_tolerances(results, load), [level.span.length_s for level in load.levels[1:]]
-        both = [step_runs(load, results.of(load, name), tolerances) for name in (PLANNER, OFF)]
-        settle, off_settle = ([_or_never(run.settle_s, lengths) for run in runs] for runs in both)
-        lost, off_lost = ([_or_never(run.lost_s, [each / 2 for each in lengths]) for run in runs] for runs in both)
-        for whose, by_run in (("", settle), (f".{OFF}", off_settle)):
-            for number, name in enumerate(("up", "down")):
-                found[f"step.settle_{name}_s{whose}"] = [times[number] for times in by_run]
-            found[f"step.settle_s{whose}"] = list(map(max, by_run))
-        found["step.settle_beyond_off_s"] = _beyond(settle, off_settle)
-        found["step.lost_s"] = list(map(max, lost))
-        found["step.lost_beyond_off_s"] = _beyond(lost, off_lost)
-        found[f"step.lowest/{OFF}"] = over(*([run.lowest for run in runs] for runs in both))
+        tolerances = settle_tolerances(results, load)
+        planner, off = (Steps.of(load, results.of(load, name), tolerances) for name in (PLANNER, OFF))
+        for whose, settled in (("", planner.settled()), (f".{OFF}", off.settled())):
+            found[f"step.settle_up_s{whose}"] = settled[:, 0].tolist()
+            found[f"step.settle_down_s{whose}"] = settled[:, 1].tolist()
+            found[f"step.settle_s{whose}"] = settled.max(1).tolist()
+        found["step.settle_beyond_off_s"] = (planner.settled() - off.settled()).max(1).tolist()
+        found["step.lost_s"] = planner.lost().max(1).tolist()
+        found["step.lost_beyond_off_s"] = (planner.lost() - off.lost()).max(1).tolist()
+        found[f"step.lowest/{OFF}"] = over(planner.lowest.tolist(), off.lowest.tolist())
     return found
-
-
-def _or_never(times: Sequence[float | None], never: Sequence[float]) -> list[float]:
-    """Of the steps up and down; where a time never comes, what it counts then."""
-    return [instead if time is None else time for time, instead in zip(times, never, strict=True)]
-
-
-def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
-    """By run: how much more it is of the one than of the other, at the step where that is most."""
-    return [max(map(operator.sub, one, other)) for one, other in zip(mine, theirs, strict=True)]
 
 
 def _within_runs(
@@ -599,7 +582,6 @@ class LoadSuite:
             settings,
             [*rows, *baselines.rows(references)],
             load_ratios(results, baselines.ratios(results)),
-            RATIO_NOTE,
             load_remarks(rows),
             unequal(rows, "num_compared"),
             step_series=series(results),
@@ -632,10 +614,6 @@ class LoadSuite:
         return Results(Samples((*taken, *more)), contenders, plan.targets)
 
 
-def _pair(name: str, digits: int = 1) -> str:
-    return f"{{{name}_ms_p50:.{digits}f}} / {{{name}_ms_p99:.{digits}f}}"
-
-
 def _draw_step(axes: Axes, report: Mapping[str, Any]) -> None:
     """The first run of each policy; dotted, on the right, draft nodes per round."""
     nodes = axes.twinx()
@@ -654,40 +632,6 @@ def _of_part(part: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda row: bool(row["part"] == part)
 
 
-_SPEED = "{tokens_per_s:.0f} ({tokens_per_s_min:.0f} to {tokens_per_s_max:.0f})"
-_PIVOTS = (
-    ("closed", "Tokens per second, so many requests at once", {"median (min to max)": _SPEED}),
-    ("closed", "Milliseconds", {"TTFT p50 / p99": _pair("ttft", 0), "per token after it": _pair("tpot")}),
-    ("closed", "Milliseconds between deltas", {"p50 / p99": _pair("itl"), "tokens of one": "{tokens_per_delta:.2f}"}),
-    (
-        "closed",
-        "Rounds",
-        {
-            "rows per pass": "{rows_per_pass:.2f}",
-            "tokens per round": "{mean_acceptance_length:.2f}",
-            "draft nodes": "{nodes_per_round:.2f}",
-        },
-    ),
-    (
-        "open",
-        "Requests per second within TTFT {ttft_target_ms:g} ms and {tpot_target_ms:g} ms per token",
-        {"goodput": "{goodput_per_s:.2f}", "share of all": "{good_share:.2f}"},
-    ),
-    (
-        "open",
-        "Milliseconds from the intended time",
-        {"TTFT p50 / p99": _pair("ttft", 0), "per token after it": _pair("tpot")},
-    ),
-    (
-        "step",
-        "1 to {step} requests at once and back",
-        {
-            "tokens/s before, at, after": "{tokens_per_s_before:.0f} {tokens_per_s_at:.0f} {tokens_per_s_after:.0f}",
-            "s lost up, down": "{lost_up_s:.2f}, {lost_down_s:.2f}",
-            "fewest tokens/s over 2 s": "{lowest_tokens_per_s_at:.0f}",
-        },
-    ),
-)
 _POISSON = "rate, of saturation without speculation"
 
 
@@ -695,29 +639,44 @@ def _is_poisson(row: Mapping[str, Any]) -> bool:
     return row["part"] == "open" and row["rate"] is not None
 
 
+def _by_policy(part: str, title: str, columns: str) -> Table:
+    return Table(title, columns, "{load}", where=_of_part(part), across="policy")
+
+
 SHOWN = Shown(
     tables=(
-        *(Table(title, cells, label="{load}", where=_of_part(part), across="policy") for part, title, cells in _PIVOTS),
+        _by_policy("closed", "Tokens per second, so many requests at once", "tokens_per_s"),
+        _by_policy("closed", "Milliseconds", "ttft_ms_p50 ttft_ms_p99 tpot_ms_p50 tpot_ms_p99"),
+        _by_policy("closed", "Milliseconds between deltas", "itl_ms_p50 itl_ms_p99 tokens_per_delta"),
+        _by_policy("closed", "Rounds", "rows_per_pass mean_acceptance_length nodes_per_round"),
+        _by_policy(
+            "open",
+            "Requests per second within TTFT {ttft_target_ms:g} ms and {tpot_target_ms:g} ms per token",
+            "goodput_per_s good_share",
+        ),
+        _by_policy("open", "Milliseconds from the intended time", "ttft_ms_p50 ttft_ms_p99 tpot_ms_p50 tpot_ms_p99"),
+        _by_policy(
+            "step",
+            "1 to {step} requests at once and back",
+            "tokens_per_s_before tokens_per_s_at tokens_per_s_after lost_up_s lost_down_s lowest_tokens_per_s_at",
+        ),
         Table(
             "transformers by itself, one batch of as many requests",
-            {"tokens/s": _SPEED, "outputs as ours": "{num_identical_to_off} of {num_requests}"},
+            "tokens_per_s num_identical_to_off num_requests",
             where=_of_part("baseline"),
         ),
     ),
     panels=(
         Panel(
             "Closed loop: median of runs",
-            lines,
-            "concurrency",
             "tokens_per_s",
+            "concurrency",
             "{policy}",
-            "requests at once",
-            "tokens/s",
             where=_of_part("closed"),
             log_x=True,
         ),
-        Panel("Goodput", lines, "rate", "goodput_per_s", "{policy}", _POISSON, "requests/s", where=_is_poisson),
-        Panel("TTFT p99, open loop", lines, "rate", "ttft_ms_p99", "{policy}", _POISSON, "ms", where=_is_poisson),
+        Panel("Goodput", "goodput_per_s", "rate", "{policy}", where=_is_poisson, xlabel=_POISSON),
+        Panel("TTFT p99, open loop", "ttft_ms_p99", "rate", "{policy}", where=_is_poisson, xlabel=_POISSON),
         Panel(
             "One request, many, one; dotted: draft nodes per round",
             xlabel="s",

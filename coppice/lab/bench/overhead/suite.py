@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from coppice.lab.bench.environment import describe_machine
@@ -32,34 +31,17 @@ NOTES = (
 )
 
 
-def _traffic(ways: tuple[str, str], row: Mapping[str, Any]) -> str:
-    messages = sum(row["messages_per_round"][way] for way in ways)
-    sizes = " + ".join(f"{row['bytes_per_round'][way]:.0f}" for way in ways)
-    return f"{messages:.2f}, {sizes}"
-
-
 SHOWN = Shown(
     tables=(
         Table(
             "Planner: microseconds of CPU per pass, trees of {num_nodes} nodes",
-            {
-                "requests": "{requests}",
-                "sources": "{sources}",
-                "median": "{us_p50:.0f}",
-                "p90": "{us_p90:.0f}",
-                "p99": "{us_p99:.0f}",
-                "asked for drafts": "{asked_share:.0%}",
-            },
+            "us_p50 us_p90 us_p99 asked_share",
             where=lambda row: row["kind"] == "planner",
         ),
         Table(
             "Orchestrator: microseconds per round, its peers answer at once",
-            {
-                "inside p50 / p99": "{inside_us_p50:.0f} / {inside_us_p99:.0f}",
-                "outside p50 / p99": "{outside_us_p50:.0f} / {outside_us_p99:.0f}",
-                "CPU": "{cpu_us_per_round:.0f}",
-                **{f"{peer}: messages, bytes in + out": partial(_traffic, ways) for peer, ways in PEERS.items()},
-            },
+            "inside_us_p50 inside_us_p99 outside_us_p50 outside_us_p99 cpu_us_per_round verifier_messages "
+            "verifier_largest_bytes drafter_messages drafter_largest_bytes",
             where=lambda row: row["kind"] == "rounds",
         ),
     ),
@@ -99,9 +81,9 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             continue
         for side in ("inside", "outside"):
             found[f"{row['name']}.{side}-ms.p50"] = row[f"{side}_us_p50"] / 1000
-        for peer, ways in PEERS.items():
-            found[f"{row['name']}.{peer}.messages"] = sum(row["messages_per_round"][way] for way in ways)
-            found[f"{row['name']}.{peer}.largest-bytes"] = max(row["largest_message"][way] for way in ways)
+        for peer in PEERS:
+            found[f"{row['name']}.{peer}.messages"] = row[f"{peer}_messages"]
+            found[f"{row['name']}.{peer}.largest-bytes"] = row[f"{peer}_largest_bytes"]
     return found
 
 
@@ -152,4 +134,6 @@ def _round_row(name: str, seen: Mapping[str, Any], num_requests: int, cache: boo
         "messages_per_round": {way: round(seen["messages"][way] / rounds, 4) for way in ways},
         "bytes_per_round": {way: round(seen["bytes"][way] / rounds, 1) for way in ways},
         "largest_message": {way: seen["largest"][way] for way in ways},
+        **{f"{peer}_messages": sum(seen["messages"][way] for way in of) / rounds for peer, of in PEERS.items()},
+        **{f"{peer}_largest_bytes": max(seen["largest"][way] for way in of) for peer, of in PEERS.items()},
     }

@@ -113,12 +113,7 @@ def shown(requests: Sequence[Sequence[Round]], drafter: Sequence[TimelineEvent],
     ahead = [event for event in drafter if event.what == "ahead"]
     title = f"{len(rounds)} rounds of one request; a message ends at its dot"
     return Shown(
-        tables=(
-            Table(
-                "One round, hop by hop: microseconds",
-                {"median": "{us_p50:.0f}", "p90": "{us_p90:.0f}", "rounds": "{rounds}"},
-            ),
-        ),
+        tables=(Table("One round, hop by hop: microseconds", "us_p50 us_p90 rounds"),),
         panels=(Panel(title, xlabel="ms", custom=partial(_draw, rounds=rounds, ahead=ahead)),),
         ratio_title="Over all rounds",
     )

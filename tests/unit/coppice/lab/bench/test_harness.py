@@ -12,7 +12,7 @@ from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import Experiment, Ratios, Samples, over, spread
 from coppice.lab.bench.harness.plots import Panel, bars, stacked
 from coppice.lab.bench.harness.report import Shown, document, machine_remarks, write_report
-from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.harness.tables import Table, cell
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ def test_a_report_is_written_drawn_and_printed_from_what_a_suite_declares(
         notes=["A note with <angles>."],
         mismatches=["on differs"],
     )
-    cells = {"speed": "{speed:.1f} ({speed_min:.1f})", "missing": "{nothing:.0f}"}
+    columns = "speed num_missing"
     shown = Shown(
-        tables=(Table("Flat, {num_runs} runs", cells), Table("Pivot", cells, label="{arm}", across="load")),
+        tables=(Table("Flat, {num_runs} runs", columns), Table("Pivot", columns, label="{arm}", across="load")),
         panels=(
-            Panel("Lines", x="load", y="speed", series="{arm}", log_x=True),
-            Panel("Bars", bars, x="{arm}", y="speed", series="{load}", has_base=True),
-            Panel("Of {}", stacked, x="{name}", y="num_a", by="arm"),
+            Panel("Lines", "speed", "load", "{arm}", log_x=True),
+            Panel("Bars", "speed", "{arm}", "{load}", bars, has_base=True),
+            Panel("Of {}", "num_a", "{name}", drawing=stacked, by="arm"),
         ),
         line="{num_runs} runs.",
     )
@@ -76,7 +76,15 @@ def test_a_report_is_written_drawn_and_printed_from_what_a_suite_declares(
     assert (tmp_path / "made-up.png").read_bytes().startswith(b"\x89PNG")
     assert all(str(tmp_path / f"made-up.{kind}") in said for kind in ("json", "png"))
     printed = capsys.readouterr().out
-    for expected in ("Flat, 2 runs", "on x2", "4.0 (2.0)", "2: speed · missing", "on/off", "MISMATCH: on differs"):
+    for expected in (
+        "Flat, 2 runs",
+        "on x2",
+        "4 (2 to 6)",
+        "2: speed · num missing",
+        "4 (2 to 6) · -",
+        "on/off",
+        "MISMATCH: on differs",
+    ):
         assert expected in printed
 
 
@@ -84,3 +92,19 @@ def test_a_busy_machine_is_remarked_on() -> None:
     assert machine_remarks({"load_average_1m": 0.4, "usable_cores": 2}) == []
     [text] = machine_remarks({"load_average_1m": 2.1, "usable_cores": 2})
     assert "load average 2.10 on 2 cores" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (True, "yes"),
+        (3, "3"),
+        (0.123456, "0.1235"),
+        (12345.6, "12346"),
+        ([0.5, 0.25], "0.5 0.25"),
+        ({"fresh": {"rounds": 3, "accepted": 7}, "late": 1}, "fresh=3/7 late=1"),
+    ],
+)
+def test_a_cell_is_short(value: object, shown: str) -> None:
+    assert cell(value) == shown
