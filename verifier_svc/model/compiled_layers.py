@@ -207,7 +207,7 @@ class SharedProduct:
         if self._rounds_inputs:
             inputs = halves(inputs)
         result = torch.empty(len(inputs), _columns(self._matrices))
-        arguments = inputs, self._matrices, 0, result.numpy(), new_counters(1), 0
+        arguments = inputs, self._matrices, 0, result.numpy(), new_counters(1), 0, self._matrices.panels[0]
         self._threads.call(share_product, torch.get_num_threads(), *arguments)
         return result[:, : self._num_outputs].contiguous().view(*rows.shape[:-1], self._num_outputs)
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.kernels.cpu.compiler import compiled, compiled_exactly
+from coppice.kernels.cpu.vector_code import number_of
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -19,25 +20,21 @@ _LOG2_E = np.float32(1.4426950408889634)
 _LN_2_HIGH = np.float32(0.693359375)
 _LN_2_LOW = np.float32(-2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
-_EXPONENT_BIAS = 127
-_FRACTION_BITS = 23
+# Of 32 bits, so that the loop stays in vectors of 32 bits.
+_EXPONENT_BIAS = np.int32(127)
+_FRACTION_BITS = np.int32(23)
 _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / number) for number in (2, 6, 24, 120, 720))
 
 
 @compiled
 def exponentials(values: FloatArray) -> None:
     """exp of every value [n], in place, to six digits; clamped at exp(-87)."""
-    exponents = np.empty(len(values), np.int32)
     for index in range(len(values)):
         x = min(max(values[index], _LOWEST), _HIGHEST)
         n = np.floor(x * _LOG2_E + np.float32(0.5))
         f = x - n * _LN_2_HIGH - n * _LN_2_LOW
         series = ((((_C6 * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + np.float32(1)
-        values[index] = series * f + np.float32(1)
-        exponents[index] = (np.int32(n) + _EXPONENT_BIAS) << _FRACTION_BITS
-    powers = exponents.view(np.float32)
-    for index in range(len(values)):
-        values[index] *= powers[index]
+        values[index] = (series * f + np.float32(1)) * number_of((np.int32(n) + _EXPONENT_BIAS) << _FRACTION_BITS)
 
 
 @compiled_exactly
@@ -46,14 +43,9 @@ def exact_exponentials(numbers: FloatArray, highest: np.float32) -> None:
 
     Clamped at exp(-87). Bits of a result do not depend on its position.
     """
-    exponents = np.empty(len(numbers), np.int32)
     for index in range(len(numbers)):
         x = max(numbers[index] - highest, _LOWEST)
         n = np.floor(x * _LOG2_E + np.float32(0.5))
         f = x - n * _LN_2_HIGH - n * _LN_2_LOW
         series = ((((_C6 * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + np.float32(1)
-        numbers[index] = series * f + np.float32(1)
-        exponents[index] = (np.int32(n) + _EXPONENT_BIAS) << _FRACTION_BITS
-    powers = exponents.view(np.float32)
-    for index in range(len(numbers)):
-        numbers[index] *= powers[index]
+        numbers[index] = (series * f + np.float32(1)) * number_of((np.int32(n) + _EXPONENT_BIAS) << _FRACTION_BITS)

@@ -79,3 +79,29 @@ def _add_product(_typing: Any, total: Any, factor: Any, number: Any) -> Any:
 
 # total + factor * number, for compiled code alone.
 add_product: Any = intrinsic(_add_product)
+
+
+def _half_of(_typing: Any, number: Any) -> Any:
+    """Bits of a number rounded to bfloat16, to nearest and ties to even, for compiled code."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        # Numba's own integers would be of 64 bits.
+        bits = builder.bitcast(arguments[0], WORD)
+        last = builder.and_(builder.lshr(bits, WORD(16)), WORD(1))
+        rounded = builder.add(bits, builder.add(last, WORD(0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, WORD(16)), ir.IntType(16))
+
+    return types.uint16(number), generate
+
+
+def _number_of(_typing: Any, bits: Any) -> Any:
+    """The single-precision number with these bits, for compiled code."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(context.cast(builder, arguments[0], signature.args[0], types.int32), FLOAT)
+
+    return types.float32(bits), generate
+
+
+half_of: Any = intrinsic(_half_of)
+number_of: Any = intrinsic(_number_of)

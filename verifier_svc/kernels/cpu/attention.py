@@ -345,28 +345,42 @@ def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work
         start = block * BLOCK_SIZE
         seen = max(start, min(start + BLOCK_SIZE, first_run))
         add_products(work.scores, page, work.sums, Products(0, count, 0, size, start, 0, seen - start))
-        for index in range(count):
-            run = some.context + rows.runs[some.first + index // group]
-            end = min(start + BLOCK_SIZE, run)
+        for row in range(some.first, some.last):
+            end = min(start + BLOCK_SIZE, some.context + rows.runs[row])
             if seen < end:
-                which = Products(index, index + 1, 0, size, seen, seen - start, end - seen)
+                index = (row - some.first) * group
+                which = Products(index, index + group, 0, size, seen, seen - start, end - seen)
                 add_products(work.scores, page, work.sums, which)
-    for index in range(count):
-        row, head = some.first + index // group, some.head * group + index % group
-        place = some.context + rows.runs[row]
-        for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
-            block, inside = (
-                (some.context + rows.tails[tail]) // BLOCK_SIZE,
-                (some.context + rows.tails[tail]) % BLOCK_SIZE,
-            )
-            which = Products(index, index + 1, 0, size, place, inside, 1)
-            add_products(work.scores, values[some.table[block], some.head], work.sums, which)
-            place += 1
-        total = lane_sum(work.scores[index, some.begin : end_of_lanes(place)])
-        sums = work.sums[index]
-        for column in range(size):
-            sums[column] /= total
-        put_inputs(sums, output[row, head])
+    for row in range(some.first, some.last):
+        index = (row - some.first) * group
+        place = add_tail(values, rows, some, work, row, index, index + group)
+        for at in range(index, index + group):
+            total = lane_sum(work.scores[at, some.begin : end_of_lanes(place)])
+            sums = work.sums[at]
+            for column in range(size):
+                sums[column] /= total
+            put_inputs(sums, output[row, some.head * group + at - index])
+
+
+@compiled_exactly
+def add_tail(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, row: int, first: int, last: int) -> int:
+    """Add the values of a row's tail to its sums from `first` to `last`; returns the number of keys that it sees."""
+    place = some.context + rows.runs[row]
+    tail, end = rows.tail_starts[row], rows.tail_starts[row + 1]
+    while tail < end:
+        # Places in succession within a block are one product.
+        at = some.context + rows.tails[tail]
+        block, inside = at // BLOCK_SIZE, at % BLOCK_SIZE
+        count = 1
+        while (
+            tail + count < end and inside + count < BLOCK_SIZE and some.context + rows.tails[tail + count] == at + count
+        ):
+            count += 1
+        which = Products(first, last, 0, values.shape[3], place, inside, count)
+        add_products(work.scores, values[some.table[block], some.head], work.sums, which)
+        place += count
+        tail += count
+    return int(place)
 
 
 @compiled_exactly

@@ -19,7 +19,7 @@ from coppice.kernels.cpu.exponentials import exact_exponentials
 from coppice.kernels.cpu.half_tables import FloatArray
 from coppice.kernels.cpu.norms import exact_rms_norm
 from verifier_svc.kernels.cpu.attention import RaggedRows, attend_rows, store_rows
-from verifier_svc.kernels.cpu.panel_products import PANEL, Inputs, Panels, multiply_panel, put_inputs
+from verifier_svc.kernels.cpu.panel_products import PANEL, Inputs, Panels, address, multiply_panel, put_inputs
 from verifier_svc.kernels.cpu.shared_work import CounterArray, done, take, wait_for
 
 IntArray = npt.NDArray[np.int64]
@@ -131,20 +131,22 @@ def run_layers(
     nothing = np.empty(0, np.float32)
     phase = 0
     for layer in range(first, last):
+        output, gate_up, down = weights.output.panels[layer], weights.gate_up.panels[layer], weights.down.panels[layer]
+        after = weights.qkv.panels[min(layer + 1, last - 1)]
         before = weights.after_mlp[max(first, layer - 1)]
         share_norms(
             hidden, layer > first, before, weights.input_norms[layer], epsilon, scratch, buffers, counters, phase
         )
-        share_product(buffers.normed, weights.qkv, layer, buffers.qkv, counters, phase + 1)
+        share_product(buffers.normed, weights.qkv, layer, buffers.qkv, counters, phase + 1, output)
         norms = weights.query_norms[layer], weights.key_norms[layer]
         share_turns(norms, epsilon, rotation, keys[layer], values[layer], slots, scratch, buffers, counters, phase + 2)
         scale, window = weights.scales[layer], weights.windows[layer]
         attend_rows(buffers.query, keys[layer], values[layer], rows, scale, window, buffers.seen, counters, phase + 3)
-        share_product(buffers.seen_rows, weights.output, layer, buffers.change, counters, phase + 4)
+        share_product(buffers.seen_rows, weights.output, layer, buffers.change, counters, phase + 4, gate_up)
         before, norm = weights.after_attention[layer], weights.mlp_norms[layer]
         share_norms(hidden, True, before, norm, epsilon, scratch, buffers, counters, phase + 5)
-        share_gates(weights.gate_up, layer, activation, buffers, counters, phase + 6)
-        share_product(buffers.gated, weights.down, layer, buffers.change, counters, phase + 7)
+        share_gates(weights.gate_up, layer, activation, buffers, counters, phase + 6, down)
+        share_product(buffers.gated, weights.down, layer, buffers.change, counters, phase + 7, after)
         phase += _PHASES
     share_norms(hidden, True, weights.after_mlp[last - 1], nothing, epsilon, scratch, buffers, counters, phase)
 
@@ -206,31 +208,56 @@ def share_turns(
 
 @compiled_exactly
 def share_product(
-    inputs: Inputs, matrices: Matrices, layer: int, result: FloatArray, counters: CounterArray, phase: int
+    inputs: Inputs,
+    matrices: Matrices,
+    layer: int,
+    result: FloatArray,
+    counters: CounterArray,
+    phase: int,
+    following: Panels,
 ) -> None:
-    """`result` [N, panels * PANEL] = rows [N, in] times a layer's weights: one phase, a panel a piece."""
+    """`result` [N, panels * PANEL] = rows [N, in] times a layer's weights: one phase, a panel a piece.
+
+    `following` are the panels that are needed after these.
+    """
     panels = matrices.panels[layer]
-    panel = take(counters, phase)
+    before, panel = -1, take(counters, phase)
     while panel < len(panels):
-        multiply_panel(inputs, panels, panel, matrices.scales[layer], matrices.biases[layer], result)
+        ahead = next_address(panels, panel, panel - before, following)
+        multiply_panel(inputs, panels, panel, matrices.scales[layer], matrices.biases[layer], result, ahead)
         done(counters, phase)
-        panel = take(counters, phase)
+        before, panel = panel, take(counters, phase)
     wait_for(counters, phase, len(panels))
 
 
 @compiled_exactly
+def next_address(panels: Panels, panel: int, step: int, following: Panels) -> int:
+    """Address of the panel that a thread likely needs next, if threads go on taking panels in turn."""
+    panel += step
+    return address(panels, panel) if panel < len(panels) else address(following, panel - len(panels))
+
+
+@compiled_exactly
 def share_gates(
-    matrices: Matrices, layer: int, activation: int, buffers: Buffers, counters: CounterArray, phase: int
+    matrices: Matrices,
+    layer: int,
+    activation: int,
+    buffers: Buffers,
+    counters: CounterArray,
+    phase: int,
+    following: Panels,
 ) -> None:
-    """`gated` = activation(gate) * up: one phase, a panel of both a piece."""
+    """`gated` = activation(gate) * up: one phase, a panel of both a piece. `following` as in `share_product`."""
     panels, scales, biases = matrices.panels[layer], matrices.scales[layer], matrices.biases[layer]
     num_pieces = len(panels) // 2
     powers = np.empty(PANEL, np.float32)
-    piece = take(counters, phase)
+    before, piece = -1, take(counters, phase)
     while piece < num_pieces:
-        multiply_panel(buffers.normed, panels, 2 * piece, scales, biases, buffers.gate_up)
-        multiply_panel(buffers.normed, panels, 2 * piece + 1, scales, biases, buffers.gate_up)
-        begin, target = 2 * piece * PANEL, piece * PANEL
+        gates, ups = 2 * piece, 2 * piece + 1
+        multiply_panel(buffers.normed, panels, gates, scales, biases, buffers.gate_up, address(panels, ups))
+        ahead = next_address(panels, gates, 2 * (piece - before), following)
+        multiply_panel(buffers.normed, panels, ups, scales, biases, buffers.gate_up, ahead)
+        begin, target = gates * PANEL, piece * PANEL
         for row in range(len(buffers.gate_up)):
             gate, up = (
                 buffers.gate_up[row, begin : begin + PANEL],
@@ -241,7 +268,7 @@ def share_gates(
                 powers[column] *= up[column]
             put_inputs(powers, buffers.gated[row, target : target + PANEL])
         done(counters, phase)
-        piece = take(counters, phase)
+        before, piece = piece, take(counters, phase)
     wait_for(counters, phase, num_pieces)
 
 
@@ -317,16 +344,22 @@ def turn(
     scratch: FloatArray,
     result: FloatArray,
 ) -> None:
-    """Norm and rotate one head [D]: x * cos + (swapped halves of x, the first negated) * sin."""
+    """Norm, if the model does so, and rotate one head [D]."""
     size = len(numbers)
-    half = size // 2
     if len(norm) > 0:
+        # Scratch, because norms cannot be made in place.
         scratch[0, :size] = numbers
         exact_rms_norm(scratch[:1, :size], norm, epsilon, scratch[1:, :size])
+        rotate(scratch[1, :size], cos, sin, result)
     else:
-        scratch[1, :size] = numbers
-    turned = scratch[1]
+        rotate(numbers, cos, sin, result)
+
+
+@compiled_exactly
+def rotate(numbers: FloatArray, cos: FloatArray, sin: FloatArray, result: FloatArray) -> None:
+    """x * cos + (swapped halves of x, the first negated) * sin, of one head [D]."""
+    half = len(numbers) // 2
     for index in range(half):
-        low, high = turned[index], turned[half + index]
+        low, high = numbers[index], numbers[half + index]
         result[index] = low * cos[index] - high * sin[index]
         result[half + index] = high * cos[half + index] + low * sin[half + index]

@@ -37,6 +37,7 @@ from coppice.kernels.cpu.vector_code import (
     WORD,
     WORDS,
     cgutils,
+    half_of,
     in_every_lane,
     unaligned,
     unpacked,
@@ -50,6 +51,7 @@ Inputs: TypeAlias = FloatArray | HalfArray
 
 # Numbers in the halves of a vector of words.
 _PAIR = 2 * LANES
+_LINE = 64
 # Tile of sums in registers: outputs, and upper bound of rows.
 PANEL = 64 if HAS_WIDE_REGISTERS else 32
 _TILE_ROWS = 6 if HAS_WIDE_REGISTERS else 2
@@ -71,18 +73,6 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
 
 _BFloat._create_instance()
 _HALVES = ir.VectorType(_BFloat(), _PAIR)
-
-
-def _word_of(_typing: Any, number: Any) -> Any:
-    """Bits of a single-precision number, for compiled code."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], WORD)
-
-    return types.uint32(number), generate
-
-
-_bits: Any = intrinsic(_word_of)
 
 
 def packed_panels(weights: HalfArray) -> WordArray:
@@ -157,10 +147,10 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
     num_rows, num_outputs = result.shape
     num_whole = num_outputs // PANEL
     for panel in range(num_whole):
-        add_up(rows, panels, chain, panel, result, panel * PANEL)
+        add_up(rows, panels, chain, panel, result, panel * PANEL, address(panels, panel + 1))
     if num_whole < len(panels):
         rest = np.empty((num_rows, PANEL), np.float32)
-        add_up(rows, panels, chain, num_whole, rest, 0)
+        add_up(rows, panels, chain, num_whole, rest, 0, address(panels, num_whole))
         result[:, num_whole * PANEL :] = rest[:, : num_outputs - num_whole * PANEL]
     if len(biases):
         for row in range(num_rows):
@@ -170,7 +160,7 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
 
 @compiled_exactly
 def multiply_panel(
-    inputs: Inputs, panels: Panels, panel: int, scales: FloatArray, biases: FloatArray, result: FloatArray
+    inputs: Inputs, panels: Panels, panel: int, scales: FloatArray, biases: FloatArray, result: FloatArray, ahead: int
 ) -> None:
     """One panel's outputs of all rows, each sum in one chain, times scales and plus biases.
 
@@ -181,9 +171,10 @@ def multiply_panel(
         scales: of all outputs [panels * PANEL], or [0] for none.
         biases: the same.
         result: [N, panels * PANEL]; the panel's columns are written.
+        ahead: see `add_up`.
     """
     begin = panel * PANEL
-    add_up(inputs, panels, panels.shape[1], panel, result, begin)
+    add_up(inputs, panels, panels.shape[1], panel, result, begin, ahead)
     if len(scales) > 0:
         for row in range(len(result)):
             for column in range(begin, begin + PANEL):
@@ -192,6 +183,18 @@ def multiply_panel(
         for row in range(len(result)):
             for column in range(begin, begin + PANEL):
                 result[row, column] += biases[column]
+
+
+@compiled_exactly
+def address(panels: Panels, panel: int) -> int:
+    """Address of a panel of contiguous weights; that of the last one beyond it."""
+    return int(panels.ctypes.data + min(panel, len(panels) - 1) * panels.strides[0])
+
+
+@compiled_exactly
+def fetched_bytes(panels: Panels) -> int:
+    """Bytes that a tile fetches ahead in each of its steps: half of a step's weights."""
+    return int(max(_LINE, panels.strides[1] // 2))
 
 
 def put_inputs(numbers: FloatArray, target: Inputs) -> None:
@@ -214,15 +217,13 @@ def _put_floats(numbers: FloatArray, target: FloatArray) -> None:
 
 @compiled_exactly
 def _put_halves(numbers: FloatArray, target: HalfArray) -> None:
-    """Round to nearest, ties to even."""
     for index in range(len(numbers)):
-        bits = _bits(numbers[index])
-        target[index] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        target[index] = half_of(numbers[index])
 
 
 @compiled_exactly
-def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: FloatArray, column: int) -> None:
-    """One panel's outputs of all rows, in tiles of nearly equal numbers of rows.
+def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: FloatArray, column: int, ahead: int) -> None:
+    """One panel's outputs of all rows, in tiles of rows.
 
     Args:
         inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
@@ -231,42 +232,55 @@ def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: Float
         panel: index of the panel.
         result: [N, ...], written from `column` on.
         column: first column of the panel's outputs.
+        ahead: address of the panel that is needed next. It is fetched into the cache meanwhile: half of it by each of
+            the first two tiles.
     """
     num_rows, num_steps = len(inputs), panels.shape[1]
-    tiles_left = (num_rows + _TILE_ROWS - 1) // _TILE_ROWS
+    count = min(num_rows, _TILE_ROWS)
     row = 0
     while row < num_rows:
-        count = (num_rows - row + tiles_left - 1) // tiles_left
+        # The last tile has some rows of the one before: whole tiles leave time to fetch.
+        first = min(row, num_rows - count)
         begin = 0
         while begin < num_steps:
             end = min(num_steps, begin + chain)
             if count == 1:
-                _one(inputs, panels, result, row, panel, column, begin, end)
+                _one(inputs, panels, result, first, panel, column, begin, end, ahead)
             elif count == 2:
-                _two(inputs, panels, result, row, panel, column, begin, end)
+                _two(inputs, panels, result, first, panel, column, begin, end, ahead)
             elif count == 3:
-                _three(inputs, panels, result, row, panel, column, begin, end)
+                _three(inputs, panels, result, first, panel, column, begin, end, ahead)
             elif count == 4:
-                _four(inputs, panels, result, row, panel, column, begin, end)
+                _four(inputs, panels, result, first, panel, column, begin, end, ahead)
             elif count == 5:
-                _five(inputs, panels, result, row, panel, column, begin, end)
+                _five(inputs, panels, result, first, panel, column, begin, end, ahead)
             else:
-                _six(inputs, panels, result, row, panel, column, begin, end)
+                _six(inputs, panels, result, first, panel, column, begin, end, ahead)
             begin = end
+        if row == 0:
+            ahead += num_steps * fetched_bytes(panels)
         row += count
-        tiles_left -= 1
 
 
 def _tile(num_rows: int) -> Callable[..., None]:
     """Intrinsic that adds up one chain of `num_rows` rows and one panel.
 
     Its arguments are the inputs, the panels and the result, all contiguous; the first row, the panel, the first column
-    of the result, and the first step of the chain and the one after its last.
+    of the result, the first step of the chain and the one after its last, and the address to fetch from meanwhile.
     """
 
     @intrinsic
     def add_chain(
-        _typing: Any, inputs: Any, panels: Any, result: Any, row: Any, panel: Any, column: Any, begin: Any, end: Any
+        _typing: Any,
+        inputs: Any,
+        panels: Any,
+        result: Any,
+        row: Any,
+        panel: Any,
+        column: Any,
+        begin: Any,
+        end: Any,
+        ahead: Any,
     ) -> Any:
         kind = _KINDS[inputs.dtype.name, panels.dtype.name]
 
@@ -275,7 +289,7 @@ def _tile(num_rows: int) -> Callable[..., None]:
             _generate_tile(builder, arrays, numbers, num_rows, kind(builder))
             return context.get_dummy_value()
 
-        return types.void(inputs, panels, result, row, panel, column, begin, end), generate
+        return types.void(inputs, panels, result, row, panel, column, begin, end, ahead), generate
 
     return add_chain
 
@@ -288,6 +302,15 @@ class _Floats:
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
+
+    def fetch(self, ahead: Any, step: Any) -> None:
+        """Fetch a step's share of the panel at an address into the cache; see `fetched_bytes`."""
+        share = max(_LINE, self.step_bytes // 2)
+        kind = ir.FunctionType(ir.VoidType(), [BYTES, WORD, WORD, WORD])
+        prefetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
+        for line in range(0, share, _LINE):
+            place = self.builder.add(ahead, self.builder.add(self.builder.mul(step, INT(share)), INT(line)))
+            self.builder.call(prefetch, [self.builder.inttoptr(place, BYTES), WORD(0), WORD(2), WORD(1)])
 
     def factor(self, address: Any) -> Any:
         """A row's input at an address, in every lane."""
@@ -382,7 +405,7 @@ _KINDS = {
 
 def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows: int, kind: _Floats) -> None:
     inputs, panels, result = arrays
-    row, panel, column, begin, end = numbers
+    row, panel, column, begin, end, ahead = numbers
     input_stride = cgutils.unpack_tuple(builder, inputs.strides, 2)[0]
     num_outputs = cgutils.unpack_tuple(builder, result.shape, 2)[1]
     starts = [builder.add(row, INT(number)) for number in range(num_rows)]
@@ -407,6 +430,7 @@ def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows
 
     builder.position_at_end(body)
     weights = kind.weights(builder.gep(steps, [builder.mul(index, INT(kind.step_bytes))]))
+    kind.fetch(ahead, index)
     offset = builder.mul(index, INT(kind.input_bytes))
     sums = []
     for number, row_factors in enumerate(factors):

@@ -113,7 +113,7 @@ def test_panels_of_every_kind_are_one_chain(kind: str, num_rows: int) -> None:
         panels = byte_panels(weights.astype(np.int8))
     result = np.full((num_rows, 2 * PANEL), np.nan, F)
     for panel in range(2):
-        multiply_panel(rows, panels, panel, scales, biases, result)
+        multiply_panel(rows, panels, panel, scales, biases, result, 0)
     factors = scales if len(scales) else F(1)
     for row in range(num_rows):
         assert (result[row] == by_multiply_add(rows[row], weights, 70) * factors + biases).all()
@@ -131,7 +131,7 @@ def test_pairs_of_bytes_are_pairs_of_the_same_numbers(num_rows: int) -> None:
     for panels in (byte_pair_panels(weights.astype(np.int8)), pair_panels(halves(weights))):
         result = np.full((num_rows, 2 * PANEL), np.nan, F)
         for panel in range(2):
-            multiply_panel(rows, panels, panel, scales, biases, result)
+            multiply_panel(rows, panels, panel, scales, biases, result, 0)
         results.append(result)
     assert (results[0] == results[1]).all()
     assert np.allclose(results[0], floats(rows) @ weights.T * scales + biases, rtol=1e-4, atol=1e-2)
