@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coppice.lab.bench.harness.tables import cell
+
 GENERATED = "<!-- Written by `coppice bench report`. Do not edit. -->"
 # Shown in the head of a page, or too long to show.
 HEAD = {
@@ -130,13 +132,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return _plain(str(value))
+    return _plain(cell(value, missing=""))
 
 
 def _plain(text: str) -> str:

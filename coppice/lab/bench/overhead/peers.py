@@ -1,19 +1,16 @@
 """A verifier and a drafter that answer at once, as a script says, with clients, in a process of their own.
 
-All the time that passes is the orchestrator's, and so is the CPU time of the other process. `python -m
-coppice.lab.bench.overhead.peers` speaks one JSON object per line each way: it says where the peers listen, then for
-every run that it is told of says when it is warm, waits for a line, and says what it measured.
+All the time that passes is the orchestrator's, and so is the CPU time of the other process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, fields
+from multiprocessing.connection import Connection
 from typing import Any
 
 from google.protobuf.message import Message
@@ -36,8 +33,6 @@ PASS_US = 20_000
 PASS_ROWS = 1024
 # A round that waits for a draft which does not come goes on without it.
 PATIENCE_S = 5.0
-# Outcomes that are drafted for, where the drafter drafts ahead.
-AHEAD_TREES = 16
 MAX_CONTEXT_TOKENS = 1 << 20
 # Tokens of a round, so that an output of a given length has about so many rounds.
 TOKENS_PER_ROUND = 2.5
@@ -104,7 +99,6 @@ class Script:
     num_nodes: int = 1
     # Whether the text is one that the prefix cache knows.
     repeats: bool = False
-    drafts_ahead: bool = False
     traffic: Traffic = field(default_factory=Traffic)
 
     def text(self, seed: int) -> ScriptedText:
@@ -223,20 +217,26 @@ class _Sequence:
 class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     """Answers every outcome at once with the script's tree."""
 
+    drafts_ahead = False
+
     def __init__(self, script: Script) -> None:
-        self._script = script
+        self.script = script
+
+    def ahead(self, request: drafter_pb2.DraftRequest, seed: int, length: int) -> drafter_pb2.DraftResponse:
+        """The answer to what the next outcome may be, of a drafter that drafts ahead."""
+        raise NotImplementedError
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         return drafter_pb2.DrafterServiceDescribeResponse(
             kind=KIND,
             model=KIND,
-            tokenizer_fingerprint=self._script.tokenizer.fingerprint,
-            vocab_size=self._script.tokenizer.vocab_size,
-            drafts_ahead=self._script.drafts_ahead,
+            tokenizer_fingerprint=self.script.tokenizer.fingerprint,
+            vocab_size=self.script.tokenizer.vocab_size,
+            drafts_ahead=self.drafts_ahead,
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
-        traffic = self._script.traffic
+        traffic = self.script.traffic
         # Seed and committed length.
         sequences: dict[int, tuple[int, int]] = {}
         async for request in requests:
@@ -250,7 +250,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
                 case "expect":
                     traffic.count(OUTCOME_ON, request)
                     if number in sequences:
-                        response = self._ahead(request, *sequences[number])
+                        response = self.ahead(request, *sequences[number])
                         traffic.count(DRAFT_IN, response)
                         yield response
                     continue
@@ -260,25 +260,13 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
                     sequences[number] = sequences[number][0], length
                     traffic.outcome_comes(*sequences[number])
             seed, length = sequences[number]
-            tree = tree_to_proto(self._script.text(seed).draft(length))
+            tree = tree_to_proto(self.script.text(seed).draft(length))
             response = drafter_pb2.DraftResponse(
                 sequence_id=number, tree=drafter_pb2.DraftTree(base_length=length, tree=tree)
             )
             traffic.count(DRAFT_IN, response)
             traffic.leaves(DRAFT_IN, seed, length)
             yield response
-
-    def _ahead(self, request: drafter_pb2.DraftRequest, seed: int, length: int) -> drafter_pb2.DraftResponse:
-        """Trees of `num_nodes` nodes in all, after the outcome of each path of the expected tree."""
-        expected = tree_from_proto(request.expect.tree)
-        response = drafter_pb2.DraftResponse(sequence_id=request.sequence_id)
-        following = self._script.text(seed).draft(length).first(self._script.num_nodes // AHEAD_TREES)
-        for path in sorted(expected.paths(), key=len)[-AHEAD_TREES:]:
-            assumed = (*path, (path[-1] + 1) % self._script.tokenizer.vocab_size)
-            response.ahead.trees.add(
-                base_length=length, tree=tree_to_proto(following), assumed_token_ids=assumed, outcome_log_prob=-1.0
-            )
-        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +281,13 @@ class RunSettings:
     repeats: bool
 
 
-async def serve(script: Script) -> tuple[list[Server], dict[str, str]]:
+async def serve(
+    script: Script, drafter: type[ScriptedDrafter] = ScriptedDrafter
+) -> tuple[list[Server], dict[str, str]]:
     """The peers on ports of their own, and their addresses."""
     servers = {"verifier": Server([], guarded=False), "drafter": Server([], guarded=False)}
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), servers["verifier"].grpc)
-    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(ScriptedDrafter(script), servers["drafter"].grpc)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter(script), servers["drafter"].grpc)
     ports = {name: await server.start("127.0.0.1:0") for name, server in servers.items()}
     return list(servers.values()), {name: f"127.0.0.1:{port}" for name, port in ports.items()}
 
@@ -325,28 +315,23 @@ async def load(client: Client, settings: RunSettings, num_rounds: int, first_see
             tasks.create_task(request(seed))
 
 
-async def main() -> None:
+def run_peers(connection: Connection) -> None:
+    """Serve; tell the addresses, and of each run that comes when it is warm and, after a word, what was seen."""
+    run(lambda: _run_peers(connection))
+
+
+async def _run_peers(connection: Connection) -> None:
     script = make_script()
     servers, addresses = await serve(script)
-    _say(addresses)
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        settings = RunSettings(**json.loads(line))
+    connection.send(addresses)
+    while (settings := await asyncio.to_thread(connection.recv)) is not None:
         script.num_nodes, script.repeats = settings.num_nodes, settings.repeats
         async with Client(settings.address) as client:
             await load(client, settings, settings.warm_up_rounds, first_seed=1)
-            _say({"warm": True})
-            await asyncio.to_thread(sys.stdin.readline)
+            connection.send("warm")
+            await asyncio.to_thread(connection.recv)
             script.traffic.reset()
             await load(client, settings, settings.num_rounds, first_seed=1 + settings.num_requests)
-        _say({one.name: getattr(script.traffic, one.name) for one in fields(Traffic)})
+        connection.send({one.name: getattr(script.traffic, one.name) for one in fields(Traffic)})
     for server in servers:
         await server.stop(0.0)
-
-
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    run(main)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
+import multiprocessing
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.overhead.peers import RunSettings
+from coppice.lab.bench.overhead.peers import RunSettings, run_peers
 from coppice.obs.timeline import Timeline, TimelineEvent
 from orchestrator.app import running
 from orchestrator.config import Config
 
-LINE_LIMIT = 1 << 26
 CONNECT_S = 20.0
 # A run that takes longer than this hangs.
 RUN_S = 600.0
@@ -47,51 +45,34 @@ def inside_us(events: Iterable[TimelineEvent]) -> list[float]:
     return found
 
 
-class Peers:
-    """The process of the scripted peers."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def tell(self, text: str) -> None:
-        assert self._process.stdin is not None, "it was made with pipes"
-        self._process.stdin.write(text.encode() + b"\n")
-        await self._process.stdin.drain()
-
-    async def hear(self) -> dict[str, Any]:
-        """The next line. Raises BenchmarkError if the process has ended, or says nothing."""
-        assert self._process.stdout is not None, "it was made with pipes"
-        try:
-            async with asyncio.timeout(RUN_S):
-                line = await self._process.stdout.readline()
-        except TimeoutError as error:
-            raise BenchmarkError(f"the scripted peers have said nothing for {RUN_S:g} s") from error
-        if not line:
-            raise BenchmarkError("the scripted peers have ended")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
-
-
-@contextlib.asynccontextmanager
-async def scripted_peers() -> AsyncIterator[tuple[Peers, dict[str, str]]]:
-    """The peers' process, while the context is open, and their addresses.
-
-    Start it before this process uses gRPC, which forbids forks.
-    """
-    pipe = asyncio.subprocess.PIPE
-    command = (sys.executable, "-m", "coppice.lab.bench.overhead.peers")
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_LIMIT)
+@contextlib.contextmanager
+def scripted_peers() -> Iterator[Connection]:
+    """A connection to the peers' process, which runs while the context is open. The process first tells addresses."""
+    # A fork would break gRPC in both processes.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_peers, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
     try:
-        peers = Peers(process)
-        yield peers, await peers.hear()
+        yield ours
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        process.kill()
+        process.join()
+
+
+async def heard(peers: Connection) -> Any:
+    """What the peers say next. Raises BenchmarkError if their process has ended, or says nothing."""
+    if not await asyncio.to_thread(peers.poll, RUN_S):
+        raise BenchmarkError(f"the scripted peers have said nothing for {RUN_S:g} s")
+    try:
+        return peers.recv()
+    except EOFError as error:
+        raise BenchmarkError("the scripted peers have ended") from error
 
 
 async def measure_rounds(
-    peers: Peers, addresses: dict[str, str], num_requests: int, num_rounds: int, num_nodes: int, cache: bool
+    peers: Connection, addresses: dict[str, str], num_requests: int, num_rounds: int, num_nodes: int, cache: bool
 ) -> dict[str, Any]:
     """One run, as the peers saw it: so many requests at once, each of about so many rounds with such trees.
 
@@ -111,11 +92,11 @@ async def measure_rounds(
     async with running(config, timeline=timeline) as orchestrator:
         warm_up = max(2, num_rounds // 5)
         settings = RunSettings(orchestrator.address, num_requests, num_rounds, warm_up, num_nodes, cache)
-        await peers.tell(json.dumps(asdict(settings)))
-        await peers.hear()
+        peers.send(settings)
+        await heard(peers)
         began_us, started_s = 1e6 * time.monotonic(), time.process_time()
-        await peers.tell("")
-        seen = await peers.hear()
+        peers.send("go on")
+        seen = await heard(peers)
         spent_s = time.process_time() - started_s
     events = [event for event in timeline.events() if event.at_us >= began_us]
     return {**seen, "inside_us": inside_us(events), "cpu_us": 1e6 * spent_s / seen["num_rounds"]}

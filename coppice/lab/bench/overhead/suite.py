@@ -12,7 +12,7 @@ from coppice.lab.bench.harness.report import Report, Row, Shown, document
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.overhead.peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
 from coppice.lab.bench.overhead.planner_cost import planner_cost
-from coppice.lab.bench.overhead.rounds import measure_rounds, scripted_peers
+from coppice.lab.bench.overhead.rounds import heard, measure_rounds, scripted_peers
 from coppice.net.rpc import run
 
 # Trees whose messages are counted, whatever `num_nodes` is.
@@ -111,7 +111,8 @@ def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> Row:
 async def _add_round_rows(plan: OverheadPlan, rows: list[Row]) -> None:
     runs = [(count, plan.rounds_of_each(count), plan.num_nodes, "") for count in plan.requests]
     runs.append((1, plan.rounds_of_each(plan.requests[-1]), COUNTED_NODES, f" nodes={COUNTED_NODES}"))
-    async with scripted_peers() as (peers, addresses):
+    with scripted_peers() as peers:
+        addresses = await heard(peers)
         for num_requests, num_rounds, num_nodes, label in runs:
             for cache in (False, True):
                 seen = await measure_rounds(peers, addresses, num_requests, num_rounds, num_nodes, cache)
