@@ -125,8 +125,7 @@ async def _run(
     """Run cases against a private topology, or what serves at an address; returns the report as an object."""
     from coppice.lab.conformance.deployment import connected
     from coppice.lab.conformance.reference import ReferenceModel
-    from coppice.lab.conformance.report import as_json, heading, result_lines, summary
-    from coppice.lab.conformance.runner import run_cases
+    from coppice.lab.conformance.report import as_json, heading, result_lines, run_cases, summary
 
     async with contextlib.AsyncExitStack() as stack:
         log = None

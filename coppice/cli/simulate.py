@@ -107,7 +107,7 @@ def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Lo
 
 
 def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[str, Any]:
-    from coppice.lab.simulator.validation import ValidationError, compare, errors, read_load_report
+    from coppice.lab.simulator.scenario import ValidationError, compare, errors, read_load_report
 
     report = _read(read_load_report, path, "--against", ValidationError)
     closed = sum(row["part"] == "closed" for row in report["rows"])
@@ -121,7 +121,7 @@ def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[s
 def print_comparison(rows: Sequence[Row], ratios: Mapping[str, float]) -> None:
     """Print a line per measured row, and the errors."""
     from coppice.lab.bench.simulated import COMPARISON, show
-    from coppice.lab.simulator.validation import ERROR
+    from coppice.lab.simulator.scenario import ERROR
 
     sizes = f"median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}" if ratios else ""
     show(COMPARISON, rows, *([f"Absolute relative error: {sizes}"] if sizes else []))

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coppice.training.acceptance_report import held_out_text
-from coppice.training.block_layout import even_layout
-from coppice.training.block_losses import token_terms
+from coppice.training.block_layout import even_layout, token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint, write_card
 from coppice.training.loop import Schedule, trained

@@ -20,9 +20,11 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from coppice.training.acceptance_report import (
     TEMPERATURES,
     AcceptanceReport,
+    UnionReport,
     gumbel,
     held_out_text,
     measure_acceptance,
+    measure_union,
 )
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
@@ -31,7 +33,6 @@ from coppice.training.state import open_state, weights_digest
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows, distillation_terms
 from coppice.training.token_store import TokenStore
-from coppice.training.union_report import UnionReport, measure_union
 from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training.models import load_models
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from coppice.training.block_layout import random_layout
-from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
+from coppice.training.block_layout import diffusion_loss, position_weights, random_layout, streak_loss, token_terms
 from coppice.training.teacher import TaughtRows
 from drafter_svc.training.block_run import BlockRecipe
 

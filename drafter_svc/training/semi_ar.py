@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from coppice.training.block_layout import random_layout
-from coppice.training.block_losses import position_weights, weighted
+from coppice.training.block_layout import position_weights, random_layout, weighted
 from coppice.training.teacher import TaughtRows
 from drafter_svc.training.block_model import block_logits
 from drafter_svc.training.block_run import BlockRecipe

@@ -13,7 +13,7 @@ from coppice.client import Client
 from coppice.lab.conformance.catalogue import all_groups, cases_like
 from coppice.lab.conformance.deployment import connected
 from coppice.lab.conformance.reference import ReferenceModel
-from coppice.lab.conformance.runner import run_cases
+from coppice.lab.conformance.report import run_cases
 
 LIMIT_S = 60.0
 CASES = (

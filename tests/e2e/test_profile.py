@@ -10,7 +10,7 @@ from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.bench.profile.suite import ProfilePlan, ProfileSuite
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.simulator.profile import profile_from_json
-from coppice.lab.simulator.validation import compare
+from coppice.lab.simulator.scenario import compare
 
 PROMPTS = tuple(
     Prompt(text, "here")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coppice.lab.conformance.catalogue import cases_like
 from coppice.lab.conformance.deployment import connected
-from coppice.lab.conformance.runner import Result, run_cases
+from coppice.lab.conformance.report import Result, run_cases
 from tests.toy_deployment import ToyDeployment, serving_toy
 
 LIMIT_S = 60.0

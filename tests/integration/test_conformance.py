@@ -9,7 +9,7 @@ import pytest
 from coppice.core.errors import OverloadedError
 from coppice.lab.conformance.catalogue import all_groups, cases_like
 from coppice.lab.conformance.deployment import connected
-from coppice.lab.conformance.runner import run_cases
+from coppice.lab.conformance.report import run_cases
 from coppice.v1 import sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, SpeculationPolicy
 from orchestrator.api.validation import GenerationRequest

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from coppice.search.error_scales import ErrorScales
 from coppice.training.acceptance_report import held_out_text
-from coppice.training.block_layout import even_layout, random_layout
-from coppice.training.block_losses import position_weights, token_terms, weighted
+from coppice.training.block_layout import even_layout, position_weights, random_layout, token_terms, weighted
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
 from coppice.training.loop import Schedule, trained

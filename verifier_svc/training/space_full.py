@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from coppice.training.acceptance_report import held_out_text
-from coppice.training.block_layout import BlockLayout, even_layout, random_layout
-from coppice.training.block_losses import token_terms
+from coppice.training.block_layout import BlockLayout, even_layout, random_layout, token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint
 from coppice.training.loop import Schedule, trained

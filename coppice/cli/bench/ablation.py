@@ -11,7 +11,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.services import finish, run_or_exit
+from coppice.cli.bench.options import finish, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS

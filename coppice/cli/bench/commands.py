@@ -12,7 +12,7 @@ import typer
 
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.services import explained, finish, measure_or_exit, run_or_exit
+from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Device, Threads, require_device, topology_spec
 from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, TopologySpec
 
@@ -413,7 +413,7 @@ def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict
     """The measured loads next to those of the simulator, and how far off it is."""
     from coppice.cli.simulate import print_comparison
     from coppice.lab.simulator.profile import profile_from_json
-    from coppice.lab.simulator.validation import compare, errors
+    from coppice.lab.simulator.scenario import compare, errors
 
     rows = []
     for row in compare(profile_from_json(report), loads):

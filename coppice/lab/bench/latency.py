@@ -25,9 +25,8 @@ from coppice.lab.bench.client import (
     model_info,
 )
 from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
-from coppice.lab.bench.delay import delayed
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.forms import TABLE, Form, Kind, form_ratios, form_remarks
+from coppice.lab.bench.forms import TABLE, Form, Kind, delayed, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path

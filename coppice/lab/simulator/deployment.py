@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
 from coppice.lab.simulator.machine import Machine
-from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.orchestrators import Clock, SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.profile import Text
 from coppice.lab.simulator.requests import SimulatedRequest
-from coppice.lab.simulator.texts import Text
 from coppice.lab.simulator.verifiers import Counts, SimulatedVerifier
 from orchestrator.planner.base import Planner
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.lab.simulator.clock import Action
-from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.orchestrators import Action, SimulatedOrchestrator
+from coppice.lab.simulator.profile import Text
 from coppice.lab.simulator.sequences import num_followed
-from coppice.lab.simulator.texts import Text
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 

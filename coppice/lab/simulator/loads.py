@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coppice.lab.simulator.deployment import Deployment
+from coppice.lab.simulator.profile import Trace, TracedText
 from coppice.lab.simulator.requests import SimulatedRequest
-from coppice.lab.simulator.texts import Trace, TracedText
 from coppice.lab.simulator.verifiers import Counts
 
 # As in `coppice/lab/bench/load`: a warm-up that has not ended by then ends, and so do requests open after the last one.

@@ -1,4 +1,4 @@
-"""A modelled orchestrator: one event loop, which takes one message after another."""
+"""Time in the model, and a modelled orchestrator: one event loop, which takes one message after another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,43 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from coppice.lab.simulator.clock import Action, Clock
 from coppice.lab.simulator.machine import Machine
 from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 
 if TYPE_CHECKING:
     from orchestrator.prefix_cache.recall import Recall
+import heapq
+import itertools
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Clock:
+    """Carries out actions in order of time, those of one time in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._numbers = itertools.count()
+        self._actions: list[tuple[float, int, Action]] = []
+
+    def later(self, delay_s: float, action: Action) -> None:
+        """Carry out `action` so many seconds from now."""
+        heapq.heappush(self._actions, (self.now_s + delay_s, next(self._numbers), action))
+
+    def run_until(self, end_s: float) -> None:
+        while self.step(end_s):
+            pass
+        self.now_s = end_s
+
+    def step(self, end_s: float) -> bool:
+        """Carry out the next action, unless it comes after `end_s`; whether there was one."""
+        if not self._actions or self._actions[0][0] > end_s:
+            return False
+        self.now_s, _, action = heapq.heappop(self._actions)
+        action()
+        return True
 
 
 class _NothingRemembered:

@@ -10,8 +10,8 @@ from coppice.core.tree import TokenTree
 from coppice.lab.simulator.drafters import DrafterLink
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.profile import Text
 from coppice.lab.simulator.sequences import SimulatedSequence
-from coppice.lab.simulator.texts import Text
 from coppice.lab.simulator.verifiers import SimulatedVerifier
 from orchestrator.planner.base import Planner
 from orchestrator.request.drafting import Drafting

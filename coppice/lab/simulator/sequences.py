@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.lab.simulator.texts import Text
+from coppice.lab.simulator.profile import Text
 from orchestrator.request.rounds import Outcome
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.linger import Linger

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.machine import Machine, PassWork, noise_factor
+from coppice.lab.simulator.orchestrators import Clock
 from coppice.lab.simulator.sequences import SimulatedSequence
 from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.rounds import Outcome

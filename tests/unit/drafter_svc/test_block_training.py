@@ -19,8 +19,15 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from coppice.training import acceptance_report, loop
-from coppice.training.block_layout import BlockLayout, even_layout, random_layout
-from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
+from coppice.training.block_layout import (
+    BlockLayout,
+    diffusion_loss,
+    even_layout,
+    position_weights,
+    random_layout,
+    streak_loss,
+    token_terms,
+)
 from coppice.training.block_report import measure_blocks, posterior_noise
 from coppice.training.corpus import read_corpus
 from coppice.training.loop import LoopConfig

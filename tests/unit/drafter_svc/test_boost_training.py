@@ -16,12 +16,12 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from coppice.training import acceptance_report
+from coppice.training.acceptance_report import measure_union
 from coppice.training.corpus import read_corpus
 from coppice.training.state import ForeignStateError
 from coppice.training.target_samples import SampleShape
 from coppice.training.teacher import TaughtRows
 from coppice.training.tokenizer import train_tokenizer
-from coppice.training.union_report import measure_union
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model import checkpoint as drafter_checkpoint

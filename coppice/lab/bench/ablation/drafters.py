@@ -11,8 +11,16 @@ from pathlib import Path
 from coppice.cli.topology import DrafterSpec
 from coppice.core.denoising import MAX_DENOISING_STEPS, Denoising
 from coppice.lab.bench import comparison, figures
-from coppice.lab.bench.ablation.groups import Measured, Services, measure_groups
-from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting, Group, Variant, contender_name
+from coppice.lab.bench.ablation.groups import (
+    FULL_TREES,
+    DrafterSetting,
+    Group,
+    Measured,
+    Services,
+    Variant,
+    contender_name,
+    measure_groups,
+)
 from coppice.lab.bench.client import OFF, Meter
 from coppice.lab.bench.comparison import Setup, short_name
 from coppice.lab.bench.counters import Counters

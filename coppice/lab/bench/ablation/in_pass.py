@@ -15,12 +15,17 @@ from typing import Any
 from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench import comparison, figures
 from coppice.lab.bench.ablation.groups import (
+    FULL_TREES,
+    DrafterSetting,
+    Group,
     Measured,
     Services,
+    Settings,
+    Variant,
+    VerifierSetting,
     counted_of,
     measure_groups,
 )
-from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting, Group, Settings, Variant, VerifierSetting
 from coppice.lab.bench.client import OFF, Meter
 from coppice.lab.bench.comparison import Sample, Setup, answers_of, differing, outputs, short_name
 from coppice.lab.bench.counters import Counters

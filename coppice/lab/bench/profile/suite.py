@@ -24,13 +24,19 @@ from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, in_tur
 from coppice.lab.bench.harness.report import Report, document, shown_path, unequal
 from coppice.lab.bench.load.loads import ClosedLoad, Workload
 from coppice.lab.bench.load.suite import OFF, References, Results, Sample, load_rows, policies, reference_outputs, speed
-from coppice.lab.bench.profile.fits import Calibration, fit_drafts, fit_messages, fit_passes
-from coppice.lab.bench.profile.records import CpuRecord, Records, read_records
+from coppice.lab.bench.profile.fits import (
+    Calibration,
+    CpuRecord,
+    Records,
+    fit_drafts,
+    fit_messages,
+    fit_passes,
+    read_records,
+)
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
 from coppice.lab.bench.services import free_port
 from coppice.lab.simulator.machine import Contention, Machine
-from coppice.lab.simulator.profile import Profile, profile_to_json
-from coppice.lab.simulator.texts import Trace
+from coppice.lab.simulator.profile import Profile, Trace, profile_to_json
 from coppice.net.rpc import open_channel
 from coppice.obs.timeline import VARIABLE
 from coppice.v1 import drafter_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coppice.training.muon import Float32Muon, orthogonalised
+from coppice.training.loop import Float32Muon, orthogonalised
 
 SHAPES = ((24, 24), (48, 16), (16, 48))
 COEFFICIENTS = (3.4445, -4.775, 2.0315)

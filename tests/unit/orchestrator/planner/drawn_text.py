@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.lab.simulator.texts import LEAST_PROBABILITY
+from coppice.lab.simulator.profile import LEAST_PROBABILITY
 
 # A path less likely than this is not worth a row even where that costs nothing.
 LEAST_FILL = 0.03

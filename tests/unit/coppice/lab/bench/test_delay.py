@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from coppice.lab.bench.delay import delayed
+from coppice.lab.bench.forms import delayed
 from tests.stream_server import stream_server
 
 MESSAGE = bytes(range(256)) * 40

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from coppice.lab.conformance.report import as_json, heading, result_lines, summary
+from coppice.lab.conformance.report import Result, as_json, heading, result_lines, summary
 from coppice.lab.conformance.requests import build
-from coppice.lab.conformance.runner import Result
 from coppice.v1.inference_pb2 import GetModelInfoResponse
 from coppice.v1.sampling_pb2 import EXACTNESS_STRICT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coppice.core.tree import EMPTY_TREE, chain
 from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
-from coppice.lab.simulator.texts import Trace
+from coppice.lab.simulator.profile import Trace
 
 TOKENS = tuple(range(10, 74))
 

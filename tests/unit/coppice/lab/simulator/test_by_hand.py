@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from coppice.core.tree import EMPTY_TREE
-from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.deployment import Deployment, Fleet
 from coppice.lab.simulator.loads import ClosedLoad, Workload
 from coppice.lab.simulator.machine import Contention, Machine, OrchestratorCosts
-from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.orchestrators import Clock, SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.profile import Trace, TracedText
 from coppice.lab.simulator.requests import SimulatedRequest
 from coppice.lab.simulator.sequences import SimulatedSequence
-from coppice.lab.simulator.texts import Trace, TracedText
 from coppice.lab.simulator.verifiers import SimulatedVerifier
 from tests.unit.coppice.lab.simulator.machines import TOKENS, constant_machine, right_trace
 

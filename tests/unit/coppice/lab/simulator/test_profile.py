@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.lab.simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
-from coppice.lab.simulator.texts import Trace
+from coppice.lab.simulator.profile import Profile, ProfileError, Trace, profile_from_json, profile_to_json, read_profile
 from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 

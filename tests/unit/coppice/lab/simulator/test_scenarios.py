@@ -9,8 +9,7 @@ import pytest
 from coppice.lab.simulator.deployment import Fleet
 from coppice.lab.simulator.loads import ClosedLoad, PoissonLoad, Workload, percentile
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.scenario import ENOUGH, Scenario
-from coppice.lab.simulator.validation import errors
+from coppice.lab.simulator.scenario import ENOUGH, Scenario, errors
 from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 OFF, FIXED, PLANNER = Policy.parse("off"), Policy.parse("fixed=7"), Policy.parse("planner")

@@ -10,8 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
-from coppice.training.block_layout import BlockLayout
-from coppice.training.block_losses import token_terms
+from coppice.training.block_layout import BlockLayout, token_terms
 from coppice.training.teacher import TOP, TaughtRows
 from drafter_svc.drafters.block.transition import load_transition
 from drafter_svc.training import semi_ar

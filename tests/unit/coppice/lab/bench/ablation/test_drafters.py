@@ -18,8 +18,7 @@ from coppice.lab.bench.ablation.drafters import (
     make_groups,
     wrong_outputs,
 )
-from coppice.lab.bench.ablation.groups import Measured
-from coppice.lab.bench.ablation.variants import PLAIN_DECODING, Group, Variant
+from coppice.lab.bench.ablation.groups import PLAIN_DECODING, Group, Measured, Variant
 from coppice.lab.bench.client import OFF
 from coppice.lab.bench.counters import Counters, parse_counters
 from coppice.lab.bench.harness.experiment import Ratios, Samples

@@ -11,7 +11,7 @@ import pytest
 from coppice.cli.topology import DrafterSpec
 from coppice.completion import OriginCounts, Speculation
 from coppice.lab.bench.ablation import in_pass
-from coppice.lab.bench.ablation.groups import Measured
+from coppice.lab.bench.ablation.groups import Group, Measured
 from coppice.lab.bench.ablation.in_pass import (
     InPass,
     best_space,
@@ -20,7 +20,6 @@ from coppice.lab.bench.ablation.in_pass import (
     make_groups,
     pruning_name,
 )
-from coppice.lab.bench.ablation.variants import Group
 from coppice.lab.bench.client import OFF
 from coppice.lab.bench.comparison import mismatches
 from coppice.lab.bench.counters import Counters

@@ -16,9 +16,8 @@ from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench.ablation import drafters, in_pass
 from coppice.lab.bench.ablation import groups as ablation_groups
 from coppice.lab.bench.ablation.drafters import AblationSuite
-from coppice.lab.bench.ablation.groups import Services
+from coppice.lab.bench.ablation.groups import PLAIN_DECODING, Group, Services, variants_of
 from coppice.lab.bench.ablation.in_pass import InPass, InPassSuite
-from coppice.lab.bench.ablation.variants import PLAIN_DECODING, Group, variants_of
 from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.prompts import Prompt

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.validation import read_load_report
+from coppice.lab.simulator.scenario import read_load_report
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 

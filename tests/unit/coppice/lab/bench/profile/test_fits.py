@@ -10,22 +10,20 @@ import pytest
 
 from coppice.lab.bench.profile.fits import (
     Calibration,
+    CpuRecord,
+    DraftRecord,
     Floats,
+    OpeningRecord,
+    PassRecord,
+    Records,
+    RoundRecord,
     Timeline,
+    TreeRecord,
     fit_drafts,
     fit_messages,
     fit_passes,
     nonnegative,
     work_of,
-)
-from coppice.lab.bench.profile.records import (
-    CpuRecord,
-    DraftRecord,
-    OpeningRecord,
-    PassRecord,
-    Records,
-    RoundRecord,
-    TreeRecord,
 )
 from coppice.lab.simulator.machine import Curve, VerifierCosts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.lab.bench.profile.records import (
+from coppice.lab.bench.profile.fits import (
     CpuRecord,
     DraftRecord,
     OpeningRecord,

@@ -8,8 +8,16 @@ import pytest
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.harness.report import Report
-from coppice.lab.bench.timeline.rounds import HOPS, Watched, hop_rows, ratios, rounds_of, shown_rounds
-from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds
+from coppice.lab.bench.timeline.suite import (
+    HOPS,
+    NUM_WARM_UP_REQUESTS,
+    Watched,
+    add_rounds,
+    hop_rows,
+    ratios,
+    rounds_of,
+    shown_rounds,
+)
 from coppice.obs.timeline import TimelineEvent as Event
 
 # How long each hop of a made up round takes, microseconds: all different, so that none can stand for another.
