@@ -54,8 +54,9 @@ else
 	exit $$failed
 endif
 
-fuzz: setup ## Strict mode against plain decoding, at random over 20,000 tokens
+fuzz: setup ## Strict mode against plain decoding over 20,000 tokens; 10,000 random bodies over HTTP
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+	@$(BIN)/python -m tests.fuzz.http_bodies
 
 gpu: ## Test what runs on CUDA, and time its passes; needs a CUDA device
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from coppice.colocated.config import ColocatedSettings
+from coppice.gateway.config import GatewayConfig
 from coppice.obs.logs import LogSettings
 from coppice.obs.otel import TraceSettings
 from coppice.settings import LAB, Settings, Unit, allowed, bounds, limits_of, plain
@@ -26,6 +27,8 @@ PAGE = ROOT / "docs" / "configuration.md"
 SCHEMA = ROOT / "k8s" / "values.schema.json"
 
 SERVICES: dict[str, type[Settings]] = {"orchestrator": Config, "verifier": VerifierConfig, "drafter": DrafterConfig}
+# A process that the chart does not have.
+APART: dict[str, type[Settings]] = {"gateway": GatewayConfig}
 # Settings that the chart's templates set themselves, since they know addresses and ports; Secrets hold the last two.
 SET_BY_THE_CHART = {
     "LISTEN_ADDRESS",
@@ -68,6 +71,7 @@ TITLES = {
     "orchestrator": "## Orchestrator\n\n`python -m orchestrator`",
     "verifier": "## Verifier\n\n`python -m verifier_svc`",
     "drafter": "## Drafters\n\n`python -m drafter_svc`",
+    "gateway": "## Gateway\n\n`python -m coppice.gateway`, the [OpenAI-compatible API](openai.md)",
 }
 COLOCATED = """## All services in one process
 
@@ -140,7 +144,7 @@ def table(*declarations: type[Settings]) -> str:
 
 def page() -> str:
     """The text of docs/configuration.md."""
-    services = [f"{TITLES[name]}\n\n{table(settings)}" for name, settings in SERVICES.items()]
+    services = [f"{TITLES[name]}\n\n{table(settings)}" for name, settings in (SERVICES | APART).items()]
     others = [f"{COLOCATED}\n{table(ColocatedSettings)}", f"{LOGS}\n{table(LogSettings, TraceSettings)}", OTHERS]
     lab = ""
     for service, settings in SERVICES.items():

@@ -76,6 +76,8 @@ class TopologySpec:
     verifiers: int = 1
     # Of the orchestrator's metrics; verifiers and drafters have the next ones, in this order. 0: none are served.
     metrics_port: int = 0
+    # Of the gateway; 0: none runs.
+    http_port: int = 0
     # A directory with ca.pem, cert.pem and key.pem, which every service then has; empty: plaintext.
     tls: str = ""
     # Environment variables of the orchestrator.
@@ -121,11 +123,17 @@ class Topology:
         self._children: list[Child] = []
         self._metrics_ports = itertools.count(spec.metrics_port) if spec.metrics_port else itertools.repeat(0)
         self.address = ""
+        self.http_address = ""
         self.verifier_addresses: tuple[str, ...] = ()
         self.drafter_addresses: tuple[str, ...] = ()
 
+    @property
+    def tls(self) -> bool:
+        """Whether services speak TLS."""
+        return bool(self._spec.tls)
+
     async def start(self) -> None:
-        """Start every service and wait until the orchestrator serves.
+        """Start every service and wait until the orchestrator, and the gateway if there is one, serves.
 
         Raises ChildError if one of them did not start (the message has its last words), or a bundled model is missing.
         """
@@ -137,7 +145,13 @@ class Topology:
             self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(
                 START_TIMEOUT_S
             )
-            return
+        else:
+            await self._start_services()
+        if self._spec.http_port:
+            gateway = await self._launch("gateway", "coppice.gateway", self._gateway_env())
+            self.http_address = await gateway.ready(START_TIMEOUT_S)
+
+    async def _start_services(self) -> None:
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
@@ -213,6 +227,16 @@ class Topology:
         drafters = ",".join(f"{drafter.kind}={drafter.model}" for drafter in spec.drafters)
         env["DRAFTER_TARGET_MODEL"] = spec.target
         return env | {"VERIFIER_MODEL": spec.target, "VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
+
+    def _gateway_env(self) -> dict[str, str]:
+        env = {
+            "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.http_port}",
+            "ORCHESTRATOR_ADDRESS": self.address,
+            "GRACE_S": f"{GRACE_S:g}",
+        }
+        if files := tls_files(self._spec.tls):
+            env |= {"TLS_CERT": files["cert"], "TLS_KEY": files["key"], "ORCHESTRATOR_TLS_CA": files["ca"]}
+        return env
 
     def _metrics_env(self) -> dict[str, str]:
         """Always set: services must not all take the ports that our own environment names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from dataclasses import replace
 from typing import Annotated
 
@@ -21,6 +22,14 @@ def up(
     drafter: Drafters = None,
     space: Space = AUTO,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
+    http_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the OpenAI-compatible API over HTTP, with coppice[gateway]. 0: none.",
+        ),
+    ] = 0,
     redis: Annotated[
         str,
         typer.Option(metavar="URL", help="Redis that keeps the prefix cache. Default: the orchestrator's memory."),
@@ -54,10 +63,11 @@ def up(
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes, or as one, until SIGTERM or Ctrl-C.
 
-    Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
-    start or ends by itself.
+    Prints `ready 127.0.0.1:PORT` once the orchestrator serves, after the address of HTTP if that is served. Ends with
+    code 1 and the reason when a service does not start or ends by itself.
     """
     require_tls(tls)
+    require_gateway(http_port)
     if rounds not in ("", "asynchronous", "synchronous"):
         raise typer.BadParameter(f"must be asynchronous or synchronous, got {rounds!r}", param_hint="--rounds")
     # What a process holds only a part of cannot be adapted.
@@ -70,6 +80,7 @@ def up(
             redis=redis,
             verifiers=verifiers,
             metrics_port=metrics_port,
+            http_port=http_port,
             tls=tls,
             rounds=rounds,
             colocated=colocated,
@@ -89,6 +100,12 @@ def require_tls(directory: str) -> None:
         Certificates(ChannelTls(**tls_files(directory)))
     except TlsError as error:
         raise typer.BadParameter(str(error), param_hint="--tls") from error
+
+
+def require_gateway(http_port: int) -> None:
+    """Raise typer.BadParameter if HTTP is asked for, and the packages that serve it are not installed."""
+    if http_port and not all(map(importlib.util.find_spec, ("starlette", "uvicorn", "httptools"))):
+        raise typer.BadParameter("needs coppice[gateway], which is not installed", param_hint="--http-port")
 
 
 async def serve(spec: TopologySpec) -> ChildError | None:
@@ -111,5 +128,8 @@ async def _run(topology: Topology) -> ChildError:
         await topology.start()
     except ChildError as error:
         return error
+    if topology.http_address:
+        scheme = "https" if topology.tls else "http"
+        typer.echo(f"OpenAI's API at {scheme}://{topology.http_address}/v1")
     typer.echo(f"ready {topology.address}")
     return await topology.failed()

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 # Decoded form of an incomplete multi-byte character.
 _INCOMPLETE = "\ufffd"
+# Space of SentencePiece vocabularies, and their pieces of single bytes.
+_METASPACE = "\u2581"
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _byte_characters() -> dict[str, bytes]:
+    """Bytes by the characters that byte-level vocabularies write for them (table of GPT-2)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): bytes([byte]) for byte in shown} | {
+        chr(256 + index): bytes([byte]) for index, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _byte_characters()
+
+
+def _decoder_types(decoder: Any) -> frozenset[str]:
+    """Types of a decoder of tokenizer.json and of those it is a sequence of."""
+    if not isinstance(decoder, dict):
+        return frozenset()
+    inner = [_decoder_types(one) for one in decoder.get("decoders") or ()]
+    return frozenset({str(decoder.get("type"))}).union(*inner)
 
 
 def load_tokenizer_json(model_dir: Path) -> bytes:
@@ -47,6 +72,11 @@ class TargetTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.fingerprint = fingerprint(tokenizer_json)
+        content = json.loads(tokenizer_json)
+        self._decoders = _decoder_types(content.get("decoder"))
+        added = content.get("added_tokens") or ()
+        self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}
+        self._token_bytes: dict[int, bytes] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -68,6 +98,27 @@ class TargetTokenizer:
         """Text of a single token, special or not."""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to a text, whole characters or not; of an added token, its name. Empty: none."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            found = self._token_bytes[token_id] = self._bytes_of(token_id)
+        return found
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id]
+        piece: str | None = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return b"".join(_BYTE_OF[character] if character in _BYTE_OF else character.encode() for character in piece)
+        if "ByteFallback" in self._decoders and (match := _BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        if self._decoders & {"Metaspace", "Replace"}:
+            return piece.replace(_METASPACE, " ").encode()
+        return self.token_text(token_id).encode()
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
         """Detokenizer for tokens after `context`."""

@@ -67,14 +67,16 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ResponseOptions(_message.Message):
-    __slots__ = ("text", "token_ids", "top_log_probs")
+    __slots__ = ("text", "token_ids", "top_log_probs", "token_bytes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     text: bool
     token_ids: bool
     top_log_probs: int
-    def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., top_log_probs: _Optional[int] = ...) -> None: ...
+    token_bytes: bool
+    def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., token_bytes: _Optional[bool] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
     __slots__ = ("mode", "sources", "max_nodes", "acceptance", "exactness", "denoising")
@@ -127,14 +129,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., log_probs: _Optional[_Iterable[_Union[TokenLogProbs, _Mapping]]] = ..., output_index: _Optional[int] = ...) -> None: ...
 
 class TokenLogProbs(_message.Message):
-    __slots__ = ("log_prob", "top_token_ids", "top_log_probs")
+    __slots__ = ("log_prob", "top_token_ids", "top_log_probs", "token", "top_tokens")
     LOG_PROB_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     log_prob: float
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_log_probs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, log_prob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+    token: bytes
+    top_tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, log_prob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ..., token: _Optional[bytes] = ..., top_tokens: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_match")

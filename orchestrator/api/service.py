@@ -260,7 +260,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
             clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.tokens_came)
             generation = self._generation(one, clock, wake, trace.output(index))
-            outputs.append(OneOutput(generation, Responses(one, index)))
+            outputs.append(OneOutput(generation, Responses(one, index, self._tokenizer)))
         # A prompt shorter than a block shares no KV blocks, so its outputs need not wait for the first.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
         return Outputs(outputs, wake, first_alone=is_shared)

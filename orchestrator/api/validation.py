@@ -65,6 +65,8 @@ class GenerationRequest:
     want_token_ids: bool
     # None: no log-probabilities; n: those of the generated tokens and of the n likeliest tokens.
     top_log_probs: int | None
+    # Whether log-probabilities carry the bytes of their tokens.
+    want_token_bytes: bool
     # Whether drafts must be sampled trees (TRAVERSAL acceptance at a temperature).
     samples_drafts: bool
     # Whether to draft, sources to use (empty: all) and most nodes of a draft.
@@ -159,6 +161,7 @@ async def validate(
         want_text=not message.response.HasField("text") or message.response.text,
         want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
         top_log_probs=message.response.top_log_probs if message.response.HasField("top_log_probs") else None,
+        want_token_bytes=message.response.token_bytes,
         speculates=policy.mode != _MODES.MODE_OFF and max_nodes != 0,
         forced=policy.mode == _MODES.MODE_FORCED,
         sources=tuple(policy.sources),

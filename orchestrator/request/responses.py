@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coppice.core.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2
 from coppice.wire.convert import log_probs_to_proto
 from orchestrator.api.validation import GenerationRequest
@@ -14,9 +15,10 @@ from orchestrator.request.statistics import OutputClock, Statistics
 class Responses:
     """Builds one output's messages; the first one has the id and the seed."""
 
-    def __init__(self, request: GenerationRequest, output_index: int) -> None:
+    def __init__(self, request: GenerationRequest, output_index: int, tokenizer: TargetTokenizer) -> None:
         self._request = request
         self._output_index = output_index
+        self._tokenizer = tokenizer
         self._is_first = True
 
     def delta(self, delta: OutputDelta) -> inference_pb2.GenerateResponse | None:
@@ -47,6 +49,10 @@ class Responses:
             log_probs=log_probs_to_proto(delta.log_probs),
             output_index=self._output_index,
         )
+        if self._request.want_token_bytes:
+            for token, one in zip(delta.token_ids, message.log_probs, strict=False):
+                one.token = self._tokenizer.token_bytes(token)
+                one.top_tokens.extend(map(self._tokenizer.token_bytes, one.top_token_ids))
         if self._is_first:
             message.request_id = self._request.request_id
             message.seed = self._request.sampling.seed

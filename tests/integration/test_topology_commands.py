@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -130,6 +131,33 @@ def test_up_with_certificates_serves_those_alone_who_trust_them(services: Path, 
         assert json.loads(answer)["token_ids"] == EXPECTED
         code, _, err = generate(address, *asked)
         assert (code, err.startswith("coppice: UNAVAILABLE")) == (1, True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("form", [[], ["--tls"]], ids=["plain", "tls"])
+def test_up_serves_http_where_it_is_given_a_port(services: Path, tmp_path: Path, form: list[str]) -> None:
+    authority = trustme.CA()
+    options = [*form, str(directory(tmp_path / "tls", authority).path)] if form else []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", "--http-port", port, *options)
+    try:
+        assert process.stdout is not None
+        said, ready = process.stdout.readline(), process.stdout.readline()
+        scheme = "https" if form else "http"
+        assert said == f"OpenAI's API at {scheme}://127.0.0.1:{port}/v1\n"
+        assert ready.startswith("ready ")
+        body = json.dumps({"model": "toy", "prompt": "def ", "max_tokens": 20, "seed": 7}).encode()
+        url = f"{scheme}://127.0.0.1:{port}/v1/completions"
+        request = urllib.request.Request(url, body, {"content-type": "application/json"})
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
+            assert json.load(answer)["choices"][0]["text"] == bytes(EXPECTED).decode()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=TIMEOUT_S) == 0
     finally:
         process.kill()
         process.communicate()

@@ -133,3 +133,18 @@ def test_the_fingerprint_tells_tokenizers_of_the_same_size_apart() -> None:
 def test_a_directory_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         load_tokenizer_json(tmp_path)
+
+
+@each_tokenizer
+@given(text=TEXT)
+def test_the_bytes_of_tokens_join_to_the_text(tokenizer: TargetTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, adds_special=False)
+    joined, decoded = b"".join(map(tokenizer.token_bytes, ids)), tokenizer.decode(ids).encode()
+    # Some decoders take off the space that their normalizer puts in front.
+    assert joined in (decoded, b" " + decoded)
+
+
+def test_special_tokens_are_their_names_and_unknown_ids_are_nothing() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    assert tokenizer.token_bytes(0) == b"<|end|>"
+    assert tokenizer.token_bytes(100_000) == b""

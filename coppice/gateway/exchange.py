@@ -1,0 +1,142 @@
+"""One HTTP exchange over ASGI: bodies within their bound, JSON answers, events of a stream, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from coppice.gateway.errors import ApiError
+
+COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies that buffer answers are asked not to.
+    "x-accel-buffering": "no",
+}
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection: there is none to answer."""
+
+
+class HttpExchange:
+    """A request and the way to answer it. `headers_sent` go with every answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = Headers(scope=scope)
+        self.headers_sent: dict[str, str] = {}
+        self.has_begun = False
+        self._receive = receive
+        self._send = send
+        self._last_s = asyncio.get_running_loop().time()
+
+    async def json_body(self, max_bytes: int) -> bytes:
+        """The body, which has to be declared as JSON: a web page cannot send that elsewhere without being allowed to.
+
+        Raises:
+            ApiError: it is too large, or declared as something else.
+            ClientGoneError: the client has left.
+        """
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "the header Content-Type must be application/json", code="unsupported_media_type")
+        too_large = ApiError(413, f"the body has more than {max_bytes} bytes", code="request_too_large")
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > max_bytes:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise too_large
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    @contextlib.asynccontextmanager
+    async def watched(self, leave: Callable[[], None]) -> AsyncIterator[None]:
+        """Call `leave` when the client leaves while the context is open, and end it with ClientGoneError.
+
+        `leave` cancels calls, which then raise CancelledError here.
+        """
+        left = asyncio.create_task(self._left(), name="client")
+        left.add_done_callback(lambda task: None if task.cancelled() else leave())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if left.done() and not left.cancelled():
+                raise ClientGoneError from None
+            raise
+        finally:
+            left.cancel()
+
+    async def answer(self, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole answer as JSON."""
+        body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        length = {"content-type": "application/json", "content-length": str(len(body))}
+        await self._begin(status, length | dict(headers or {}))
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send an error: as the answer, or as the last event of a stream that has begun."""
+        if not self.has_begun:
+            # What is left of a body that is too large is not read.
+            closing = {"connection": "close"} if error.status == 413 else {}
+            await self.answer(error.status, error.body(), error.headers() | closing)
+            return
+        await self.event(error.body())
+        await self.end()
+
+    async def event(self, content: Any) -> None:
+        """Send an event of a stream."""
+        await self._chunk(b"data: %b\n\n" % json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+
+    async def end(self) -> None:
+        """End a stream."""
+        await self._chunk(DONE, more=False)
+
+    @contextlib.asynccontextmanager
+    async def kept_alive(self, silence_s: float) -> AsyncIterator[None]:
+        """Send a comment after each silence of this length while the context is open."""
+        keeping = asyncio.create_task(self._keep_alive(silence_s), name="keep-alive")
+        try:
+            yield
+        finally:
+            keeping.cancel()
+
+    async def _keep_alive(self, silence_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = self._last_s + silence_s - loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self._chunk(COMMENT)
+
+    async def _chunk(self, data: bytes, more: bool = True) -> None:
+        if not self.has_begun:
+            await self._begin(200, _STREAM_HEADERS)
+        self._last_s = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.has_begun = True
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in (self.headers_sent | dict(headers)).items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

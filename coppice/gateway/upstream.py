@@ -1,0 +1,99 @@
+"""The orchestrator of a gateway: calls with the caller's own token, and the model that it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coppice.gateway.errors import ApiError, from_rpc
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import open_channel
+from coppice.v1 import inference_pb2, inference_pb2_grpc
+
+SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+# Calls that only read what the orchestrator knows.
+QUICK_TIMEOUT_S = 5.0
+# How long the served model's name is taken as known: a restarted orchestrator may serve another.
+KNOWN_S = 5.0
+
+Metadata = Sequence[tuple[str, str]]
+Call = grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model that the orchestrator serves, under its name in HTTP."""
+
+    name: str
+    info: inference_pb2.GetModelInfoResponse
+
+    def is_named(self, name: str) -> bool:
+        """Whether a request names it, by its name here or its name in gRPC."""
+        return name in (self.name, self.info.model)
+
+
+class Upstream:
+    """Calls of one orchestrator over one channel; close it."""
+
+    def __init__(self, address: str, served_model_name: str = "", certificates: Certificates | None = None) -> None:
+        self._served_model_name = served_model_name
+        self._channel = open_channel(address, certificates=certificates)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._known: ServedModel | None = None
+        self._known_s = 0.0
+
+    async def close(self) -> None:
+        """Close the channel and cancel its calls."""
+        await self._channel.close()
+
+    def generate(self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float) -> Call:
+        """Begin a generation."""
+        call: Call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        return call
+
+    async def model(self, metadata: Metadata) -> ServedModel:
+        """The served model, as the caller's token may see it.
+
+        Raises:
+            ApiError: the orchestrator refuses the caller, or is not there.
+        """
+        try:
+            info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
+                inference_pb2.GetModelInfoRequest(), timeout=QUICK_TIMEOUT_S, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, str) from error
+        name = self._served_model_name or PurePosixPath(info.model).name or info.model
+        self._known, self._known_s = ServedModel(name, info), time.monotonic()
+        return self._known
+
+    async def model_named(self, name: str, metadata: Metadata) -> ServedModel:
+        """The served model, if a request means it. What is known is used again, for a while and for this name only.
+
+        Raises:
+            ApiError: another model is served, the orchestrator refuses the caller, or it is not there.
+        """
+        if self._known is not None and time.monotonic() - self._known_s < KNOWN_S and self._known.is_named(name):
+            return self._known
+        model = await self.model(metadata)
+        if not model.is_named(name):
+            text = f"the model {name[:200]!r} does not exist; {model.name!r} is served"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return model
+
+    async def is_serving(self) -> bool:
+        """Whether the orchestrator takes requests; health checks need no token."""
+        try:
+            answer = await self._health.Check(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=QUICK_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
