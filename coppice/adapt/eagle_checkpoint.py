@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from coppice.adapt.eagle_head import EagleHead
 from coppice.adapt.eagle_measure import EagleReport
+from coppice.core.errors import IncompatibleError
 from coppice.training.checkpoint import make_readable
 
 _CARD = """# EAGLE-3 head for {target}
@@ -93,3 +96,22 @@ def save_head(
     about = {"parameters": parameters, "draft_vocab": len(draft_ids), "vocab": vocab_size, **asdict(report)}
     (out / "README.md").write_text(_CARD.format(**{**about, **facts}, table=report.table()))
     make_readable(out)
+
+
+def read_head(directory: Path, fingerprint: str) -> dict[str, Tensor]:
+    """Trained parameters of a head that `save_head` wrote, in single precision, by name.
+
+    Raises:
+        IncompatibleError: it is not a head for the target with these weights, or not whole.
+    """
+    try:
+        target = json.loads((directory / "drafter.json").read_text())["target"]
+        tensors = load_file(directory / "model.safetensors")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise IncompatibleError(f"{directory} holds no whole EAGLE-3 head; choose another directory") from error
+    if target != fingerprint:
+        raise IncompatibleError(
+            f"{directory} is the head of a target with weights {target}, and this one has {fingerprint}; "
+            f"choose another directory"
+        )
+    return {name: value.float() for name, value in tensors.items() if name not in ("d2t", "t2d")}

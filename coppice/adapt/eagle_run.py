@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,9 +106,17 @@ def frequent_ids(directory: Path, size: int, vocab_size: int) -> npt.NDArray[np.
 
 
 def train_head(
-    model: PreTrainedModel, directory: Path, state_dir: Path, recipe: EagleRecipe, *, use_compiler: bool = True
+    model: PreTrainedModel,
+    directory: Path,
+    state_dir: Path,
+    recipe: EagleRecipe,
+    begun_with: Mapping[str, Tensor] | None = None,
+    *,
+    use_compiler: bool = True,
 ) -> TrainedHead:
     """Train a head on the answers of `directory`; a run that was interrupted goes on from `state_dir`.
+
+    It begins with the parameters `begun_with`, by name, or with those of `new_head`.
 
     Raises:
         IncompatibleError: there are too few answers, or the model's parts are not those of the Llama family.
@@ -120,6 +128,8 @@ def train_head(
     ids = frequent_ids(directory, recipe.draft_vocab, vocab_size)
     scales = store.windows([0], min(4096, len(store))).states[0, :, : NUM_STATES - 1].float()
     head = new_head(model, torch.from_numpy(ids), scales.square().mean((0, 2)).sqrt())
+    if begun_with is not None:
+        head.load_state_dict(begun_with)
     loss = EagleLoss(recipe, final_norm(model), head.output_rows, use_compiler=use_compiler)
     windows = held_out.first_windows(_HELD_OUT_WINDOWS, recipe.length)
 

@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.adapt.answer_store import AnswerStore, is_held_out, read_texts, shards, write_shard
-from coppice.adapt.eagle_checkpoint import save_head
+from coppice.adapt.eagle_checkpoint import read_head, save_head
 from coppice.adapt.eagle_head import check_form
 from coppice.adapt.eagle_measure import measure_head
 from coppice.adapt.eagle_run import EagleRecipe, TrainedHead, train_head
@@ -55,34 +56,49 @@ class AdaptPlan:
     shape: TextShape = field(default_factory=TextShape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """What decides the answers: all of a run that must not change while answers are added."""
+
+    target: str
+    seed: int
+    shape: TextShape
+
+
 def run_plan(plan: AdaptPlan, out: Path, *, use_compiler: bool = True) -> None:
     """Make an EAGLE-3 head for a target in `out`; unfinished work lies in `out` with ".state".
 
+    With more tokens than before, answers are added, and training begins with the head that is in `out`.
+
     Raises:
-        IncompatibleError: the target cannot be used, its layers give no states, or the work there is another run's.
+        IncompatibleError: the target cannot be used, its layers give no states, or the work or the head there is
+            another run's.
         OSError: files cannot be written.
     """
     directory = local_model(plan.target, logger.info)
-    work = open_state(out, plan, {})
+    work = open_state(out, _Writing(plan.target, plan.seed, plan.shape), {})
     text_dir = work / "text"
     text_dir.mkdir(exist_ok=True)
-    fingerprint = _write_text(plan, directory, text_dir)
+    fingerprint, begun_with = _write_text(plan, directory, text_dir, out)
     _, model = load_target(Path(directory))
-    trained = train_head(model, text_dir, work / "head", plan.recipe, use_compiler=use_compiler)
+    state_dir = open_state(work / f"head-{plan.tokens}", plan.recipe, {})
+    trained = train_head(model, text_dir, state_dir, plan.recipe, begun_with, use_compiler=use_compiler)
     _save(plan, model, trained, text_dir, fingerprint, out)
 
 
-def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
-    """Write answers until there are enough; returns the fingerprint of the target's weights.
+def _write_text(plan: AdaptPlan, directory: str, text_dir: Path, out: Path) -> tuple[str, dict[str, Tensor] | None]:
+    """Write answers until there are enough; returns the fingerprint of the target's weights, and the head in `out`.
 
     Raises:
-        IncompatibleError: the target is another one than the answers are from.
+        IncompatibleError: the target is another one than the answers or the head are from.
     """
     written = sum(len(text.answer) for shard in shards(text_dir) for text in read_texts(shard))
     with _engine(directory, plan.shape.at_once) as (engine, info):
-        _check_same_target(text_dir / "target.json", info.weights_fingerprint)
+        fingerprint = info.weights_fingerprint
+        _check_same_target(text_dir / "target.json", fingerprint)
+        head = read_head(out, fingerprint) if out.exists() else None
         if written >= plan.tokens:
-            return info.weights_fingerprint
+            return fingerprint, head
         writer = OwnWriter(engine, info, plan.seed, plan.shape, wants_features=True)
         taken = {text.number for shard in shards(text_dir) for text in read_texts(shard)}
         first = max(taken, default=-1) + 1
@@ -100,7 +116,7 @@ def _write_text(plan: AdaptPlan, directory: str, text_dir: Path) -> str:
                 )
             if written >= plan.tokens:
                 break
-        return info.weights_fingerprint
+        return fingerprint, head
 
 
 def _check_same_target(path: Path, fingerprint: str) -> None:

@@ -23,7 +23,8 @@ def adapt(
 ) -> None:
     """Make an EAGLE-3 drafter for a target, from text that the target writes itself.
 
-    Ctrl-C pauses: the same command goes on. `coppice up --target TARGET --drafter eagle=OUT` serves the result.
+    Ctrl-C pauses: the same command goes on, and one with more tokens trains OUT further.
+    `coppice up --target TARGET --drafter eagle=OUT` serves the result.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     from coppice.adapt.eagle_run import EagleRecipe

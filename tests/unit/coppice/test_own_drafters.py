@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from coppice.adapt.answer_store import AnswerStore, Window, read_texts, shards, write_shard
+from coppice.adapt.eagle_checkpoint import read_head
 from coppice.adapt.eagle_head import EagleHead, EagleShape, distillation, new_head
 from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
 from coppice.adapt.own_text import TextShape, WrittenText
@@ -156,10 +159,26 @@ def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
     assert json.loads((out / "recipe.json").read_text())["curve"] == curve
     with pytest.raises(IncompatibleError, match="other settings"):
         run_plan(AdaptPlan(str(target), 1500, 1, RECIPE, plan.shape), out, use_compiler=False)
+    # More answers, and training goes on with the head.
+    taught = load_file(out / "model.safetensors")["fc.weight"]
+    idle = replace(RECIPE, epochs=0.01, learning_rate=0.0)
+    run_plan(replace(plan, tokens=3000, recipe=idle), out, use_compiler=False)
+    assert torch.equal(load_file(out / "model.safetensors")["fc.weight"], taught)
+    assert json.loads((out / "recipe.json").read_text())["tokens"] > record["tokens"]
     # The target has changed meanwhile.
     write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4, seed=1)
     with pytest.raises(IncompatibleError, match="of a target with weights"):
         run_plan(plan, out, use_compiler=False)
+
+
+def test_a_foreign_head_is_not_trained_further(tmp_path: Path) -> None:
+    (tmp_path / "drafter.json").write_text('{"target": "a"}')
+    with pytest.raises(IncompatibleError, match="holds no whole EAGLE-3 head"):
+        read_head(tmp_path, "a")
+    save_file({"fc.weight": torch.ones(2, dtype=torch.bfloat16), "d2t": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match="target with weights a, and this one has b"):
+        read_head(tmp_path, "b")
+    assert {name: value.dtype for name, value in read_head(tmp_path, "a").items()} == {"fc.weight": torch.float32}
 
 
 def test_another_family_is_refused() -> None:
