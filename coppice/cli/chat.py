@@ -28,6 +28,7 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
+    ending,
     topology_spec,
 )
 from coppice.client import Client, Options, RequestFailedError, Stream
@@ -69,11 +70,8 @@ def chat(
         async with connected(address, secured, token, spec) as client:
             await Conversation(client, options, system, timeout).run()
 
-    try:
+    with ending(ChildError):
         asyncio.run(run())
-    except ChildError as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 class Conversation:

@@ -27,6 +27,7 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
+    ending,
     topology_spec,
 )
 from coppice.cli.topology import TopologySpec, running
@@ -102,11 +103,8 @@ def conformance(
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
     show: Callable[[str], None] = (lambda text: None) if as_json else typer.echo
-    try:
+    with ending(RequestFailedError, ChildError, UnsuitableError):
         report = asyncio.run(_run(spec or address, secured, token, cases, reference, timeout, show))
-    except (RequestFailedError, ChildError, UnsuitableError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:

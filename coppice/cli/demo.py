@@ -17,7 +17,7 @@ import typer
 
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, topology_spec
+from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, ending, topology_spec
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
 from coppice.completion import Completion
@@ -115,11 +115,8 @@ def demo(
         if target == DEFAULT_TARGET:
             typer.echo(f"{known.what} is not installed: the bundled model of Python code takes its place", err=True)
     spec = topology_spec(target, drafter, device=device, threads=threads)
-    try:
+    with ending(ChildError, RequestFailedError):
         comparisons = asyncio.run(_run(spec, prompts, max_tokens))
-    except (ChildError, RequestFailedError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
     if not all(comparison.is_identical for comparison in comparisons):
         raise typer.Exit(1)
 

@@ -26,6 +26,8 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
+    ending,
+    refusing,
     topology_spec,
 )
 from coppice.cli.topology import TopologySpec, running
@@ -109,12 +111,9 @@ def generate(
         raise typer.BadParameter(f"not valid text: {error}") from error
     secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
-    try:
-        streams = num_outputs == 1 and not as_json
+    streams = num_outputs == 1 and not as_json
+    with ending(RequestFailedError, ChildError):
         completions = asyncio.run(_complete(address, secured, token, spec, request, timeout, streams=streams))
-    except (RequestFailedError, ChildError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
     if as_json:
         answer = completions[0].as_json() if num_outputs == 1 else outputs_json(completions)
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -136,10 +135,8 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | N
         return prompt
     if prompt_file is not None:
         return _read_file(prompt_file, "--prompt-file")
-    try:
+    with refusing("--token-ids", ValueError):
         ids = [int(part) for part in (token_ids or "").split(",") if part.strip()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--token-ids") from error
     if any(not 0 <= token < 2**32 for token in ids):
         raise typer.BadParameter("token ids are unsigned 32-bit numbers", param_hint="--token-ids")
     return ids
@@ -158,10 +155,8 @@ def read_schema(file_or_text: str) -> str:
 def _read_file(path: Path, option: str) -> str:
     if str(path) == "-":
         return sys.stdin.read()
-    try:
+    with refusing(option, OSError, UnicodeDecodeError):
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 async def _complete(

@@ -13,6 +13,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.checkpoints.catalogue import CATALOGUE
+from coppice.cli.options import ending
 from coppice.core.errors import CoppiceError
 
 MIB = 1 << 20
@@ -42,11 +43,8 @@ def models(
     Any other checkpoint directory, GGUF file or hub id can be a target, too. The prefix cache drafts for every target.
     """
     if check:
-        try:
+        with ending(CoppiceError, OSError, ValueError):
             described = checked(check)
-        except (CoppiceError, OSError, ValueError) as error:
-            typer.echo(f"coppice: {error}", err=True)
-            raise typer.Exit(1) from error
         typer.echo(json.dumps(described) if as_json else "\n".join(f"{k:18} {v}" for k, v in described.items()))
         return
     found = [*catalogued(), *bundled(MODELS)]

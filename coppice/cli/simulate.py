@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coppice.cli.bench.options import length_range, numbers, rates
+from coppice.cli.options import refusing
 
 if TYPE_CHECKING:
     from coppice.lab.bench.harness.tables import Row
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from coppice.lab.simulator.policies import Policy
     from coppice.lab.simulator.profile import Profile
     from coppice.lab.simulator.scenario import Scenario
-
-Value = TypeVar("Value")
 
 PROFILE = Path(__file__).resolve().parents[2] / "results" / "profile.json"
 MAX_REQUESTS = 4096
@@ -67,7 +66,8 @@ def simulate(
         raise typer.BadParameter(
             f"there is no file {profile}: `coppice bench profile` writes one", param_hint="--profile"
         )
-    measured = _read(read_profile, profile, "--profile", ProfileError)
+    with refusing("--profile", ProfileError):
+        measured = read_profile(profile)
     if against is not None:
         report = _compared(measured, against, seed, shows=not as_json)
     else:
@@ -109,7 +109,8 @@ def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Lo
 def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[str, Any]:
     from coppice.lab.simulator.scenario import ValidationError, compare, errors, read_load_report
 
-    report = _read(read_load_report, path, "--against", ValidationError)
+    with refusing("--against", ValidationError):
+        report = read_load_report(path)
     closed = sum(row["part"] == "closed" for row in report["rows"])
     rows = _with_progress(compare(profile, report, seed), closed)
     ratios = errors(rows)
@@ -150,17 +151,8 @@ def _loads(requests: str, arrivals_per_s: str, duration_s: float, seed: int) -> 
 def _policies(names: Sequence[str] | None) -> list[Policy]:
     from coppice.lab.simulator.policies import Policy
 
-    try:
+    with refusing("--policy", ValueError):
         return [Policy.parse(name) for name in dict.fromkeys(names or POLICIES)]
-    except ValueError as error:
-        raise typer.BadParameter(f"--policy: {error}") from error
-
-
-def _read(read: Callable[[Path], Value], path: Path, option: str, error_kind: type[ValueError]) -> Value:
-    try:
-        return read(path)
-    except error_kind as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
 
 
 def _with_progress(rows: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -172,10 +164,9 @@ def _with_progress(rows: Iterator[dict[str, Any]], count: int) -> list[dict[str,
 
 def _write(report: dict[str, Any], path: Path, *, says: bool) -> None:
     from coppice.lab.bench.environment import describe_machine, describe_run
+    from coppice.lab.bench.harness.report import write_json
 
     # What is printed is the same each time; where it was computed is for the file.
-    document = {**report, **describe_run(describe_machine())}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json({**report, **describe_run(describe_machine())}, path)
     if says:
         typer.echo(f"wrote {path}")

@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 from coppice.cli.child import ChildError
-from coppice.cli.options import AUTO, DEFAULT_TARGET, OFF, Device, Drafters, Space, Target, Threads, topology_spec
+from coppice.cli.options import (
+    AUTO,
+    DEFAULT_TARGET,
+    OFF,
+    Device,
+    Drafters,
+    Space,
+    Target,
+    Threads,
+    refusing,
+    topology_spec,
+)
 from coppice.cli.topology import Topology, TopologySpec, tls_files
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import stop_signal
@@ -73,7 +84,7 @@ def up(
     # What a process holds only a part of cannot be adapted.
     own_drafts = OFF if space == AUTO and tensor_parallel > 1 else space
     spec = topology_spec(target, drafter, port, device, threads, own_drafts)
-    try:
+    with refusing("--colocated", ValueError):
         spec = replace(
             spec,
             tensor_parallel=tensor_parallel,
@@ -85,8 +96,6 @@ def up(
             rounds=rounds,
             colocated=colocated,
         )
-    except ValueError as mistake:
-        raise typer.BadParameter(str(mistake), param_hint="--colocated") from mistake
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)
@@ -94,12 +103,9 @@ def up(
 
 def require_tls(directory: str) -> None:
     """Raise typer.BadParameter unless the files of TLS in a directory, if one is given, can be used."""
-    if not directory:
-        return
-    try:
-        Certificates(ChannelTls(**tls_files(directory)))
-    except TlsError as error:
-        raise typer.BadParameter(str(error), param_hint="--tls") from error
+    if directory:
+        with refusing("--tls", TlsError):
+            Certificates(ChannelTls(**tls_files(directory)))
 
 
 def require_gateway(http_port: int) -> None:

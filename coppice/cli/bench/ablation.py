@@ -12,7 +12,7 @@ import typer
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import finish, run_or_exit
-from coppice.cli.options import Threads
+from coppice.cli.options import Threads, refusing
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 
@@ -252,10 +252,8 @@ def _space(directory: Path | None) -> tuple[str, int]:
     chosen = directory or MODELS / "space"
     if directory is None and not (chosen / DESCRIPTION_FILE).is_file():
         return "", 0
-    try:
+    with refusing("--space", IncompatibleError):
         return str(chosen.resolve()), load_adapter(chosen).num_masks
-    except IncompatibleError as error:
-        raise typer.BadParameter(f"--space: {error}") from error
 
 
 def _early_head(directory: Path | None, target: Path) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import typer
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
-from coppice.cli.options import Device, Threads, require_device, topology_spec
+from coppice.cli.options import Device, Threads, ending, refusing, require_device, topology_spec
 from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, TopologySpec
 
 if TYPE_CHECKING:
@@ -119,10 +119,8 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
     from coppice.lab.bench.forms import parse_forms
     from coppice.lab.bench.harness.experiment import BenchmarkError
 
-    try:
+    with refusing(None, BenchmarkError):
         return parse_forms(names, delays)
-    except BenchmarkError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
@@ -132,10 +130,8 @@ def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
 
     if names is None:
         return tuple(PRECISIONS.values()) if str(target) in CATALOGUE else ()
-    try:
+    with refusing(None, BenchmarkError):
         return parse_precisions(names)
-    except BenchmarkError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def passes(
@@ -264,10 +260,8 @@ def load(
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
     from coppice.lab.bench.load.loads import TraceError, read_trace
 
-    try:
+    with refusing("--trace", TraceError):
         return () if path is None else tuple(read_trace(path))
-    except TraceError as error:
-        raise typer.BadParameter(f"--trace: {error}") from error
 
 
 def overload(
@@ -504,9 +498,6 @@ def report(
     """Write a Markdown page for each JSON file of results: machine, versions, command, ratios and rows."""
     from coppice.lab.bench.results_pages import write_pages
 
-    try:
+    with ending(OSError, ValueError):
         written = write_pages(results, out)
-    except (OSError, ValueError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
     typer.echo(f"wrote {len(written)} files to {out}")

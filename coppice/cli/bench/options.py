@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.cli.options import here
+from coppice.cli.options import ending, here, refusing
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coppice.lab.bench.prompts import Prompt
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from coppice.cli.child import ChildError
@@ -104,24 +104,20 @@ def choose_prompts(
     """
     from coppice.lab.bench.prompts import PromptsError, first_of_each_category, held_out_prompts, read_prompts
 
-    try:
+    if path is None and per_category:
+        raise typer.BadParameter("--per-category: needs --prompts")
+    with refusing("--prompts", PromptsError):
         if path is None:
-            if per_category:
-                raise typer.BadParameter("--per-category: needs --prompts")
             return held_out_prompts(num_prompts, seed, max_chars=max_chars)
         if per_category:
             return first_of_each_category(read_prompts(path), per_category)
         return read_prompts(path)[:num_prompts]
-    except PromptsError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def drafter_spec(drafter: str) -> DrafterSpec:
     """What `--drafter` says; raises typer.BadParameter where that is nothing."""
-    try:
+    with refusing("--drafter", ValueError):
         return DrafterSpec.parse(drafter)
-    except ValueError as error:
-        raise typer.BadParameter(f"--drafter: {error}") from error
 
 
 def has_checkpoint(directory: Path) -> bool:
@@ -214,16 +210,11 @@ def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(measuring)
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained() -> contextlib.AbstractContextManager[None]:
     """An error of the benchmark or of a service is one line on stderr and exit code 1."""
     from coppice.lab.bench.harness.experiment import BenchmarkError
 
-    try:
-        yield
-    except (BenchmarkError, ChildError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
+    return ending(BenchmarkError, ChildError)
 
 
 def finish(report: Report, shown: Shown, out: Path) -> None:
