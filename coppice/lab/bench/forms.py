@@ -21,10 +21,6 @@ from coppice.lab.bench.harness.tables import Table
 MAX_DELAY_MS = 10_000
 # Less than this is slower than plain decoding beyond what runs differ by.
 NEVER_SLOWER = 0.97
-NOTE = (
-    "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added each way. "
-    "Synchronous rounds always draft (FORCED); all others leave it to the planner (AUTO)."
-)
 
 
 class Kind(enum.Enum):
@@ -132,17 +128,15 @@ def form_ratios(samples: Samples[Sample], forms: Collection[Form]) -> ByRun:
 
 
 def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Collection[Form]) -> list[str]:
-    if not forms:
-        return []
     slower = [
         f"{name} is {value:.3f}: asynchronous rounds are slower than plain decoding."
         for name, value in values.items()
-        if name.startswith("async/off") and value < NEVER_SLOWER
+        if forms and name.startswith("async/off") and value < NEVER_SLOWER
     ]
     early = {row["contender"] for row in rows if row["early_drafts"]}
     waits = [form.name for form in forms if form.kind is Kind.SYNCHRONOUS and form.name in early]
     wrong = [f"{name} began rounds with drafts that were there already: it is not synchronous." for name in waits]
-    return [NOTE, *slower, *wrong]
+    return slower + wrong
 
 
 TABLE = Table(

@@ -63,13 +63,6 @@ _COUNTED = (_OBSERVED, _EXPECTED, _ACCEPTED)
 MOST_ERROR = 0.03
 # Below this, temperature costs nothing that coupling could win back.
 _LEAST_LOSS = 0.05
-NOTES = (
-    "One request at a time, each forced to speculate with the sources that it names and the fixed plan, but for those "
-    "of the planner, which force nothing. Every call has a cache_salt of its own: the cache knows no more than the "
-    "request's own text.",
-    "draft_ms: of a variant's drafters together, a tree each, prompts included. What a drafter has learned about its "
-    "acceptance it keeps from group to group, as it would in service.",
-)
 
 
 def make_groups(
@@ -192,7 +185,7 @@ class AblationSuite:
             "rounds": self.rounds,
             "num_nodes": self.num_nodes,
         }
-        notes = [*comparison.remarks(rows), *NOTES, *broken_promises(ratios.values)]
+        notes = [*comparison.remarks(rows), *broken_promises(ratios.values)]
         return document("ablation", machine, settings, rows, ratios, notes, wrong_outputs(taken), divergences=[])
 
 

@@ -56,15 +56,6 @@ _FULL_REDRAFTS: Settings = (
 
 # Passes whose rows differ by more are not the same trees.
 MOST_DIFFERENCE = 0.05
-NOTES = (
-    "Every variant that speculates is forced to, with the sources that it names and the fixed plan; none has a "
-    "prefix cache. Passes are those between the last first token of a batch and its first end: all its requests are "
-    "in them, and no prompt.",
-    "Where early pruning is compared, trees are full, each round waits for a drafter's draft, and prompts are known "
-    "from before: trees do not depend on the machine, and tokens/s are not what they could be, nor to be compared with "
-    "other groups'.",
-)
-
 _PREFIX = "coppice_verifier_"
 PASSES = f"{_PREFIX}pass_seconds_count"
 PASS_S = f"{_PREFIX}pass_seconds_sum"
@@ -345,7 +336,7 @@ class InPassSuite:
             "drafting": what.drafting,
             "num_prompts": self.num_prompts,
         }
-        notes = [*comparison.remarks(rows), *NOTES, *self._best(taken), *uneven_trees(rows), *self.left_out]
+        notes = [*comparison.remarks(rows), *self._best(taken), *uneven_trees(rows), *self.left_out]
         ratios = Ratios.of(in_pass_ratios(taken, what))
         wrong = comparison.mismatches([sample for one in taken for sample in one.samples])
         return document("in-pass", machine, settings, rows, ratios, notes, wrong, divergences=[])

@@ -111,17 +111,6 @@ async def measure_rounds(
 # Trees whose messages are counted, whatever `num_nodes` is.
 COUNTED_NODES = 64
 PEERS = {"verifier": (OUTCOME_IN, DRAFT_ON), "drafter": (OUTCOME_ON, DRAFT_IN)}
-NOTES = (
-    "No model runs. Requests are FORCED in the rounds, so that every round has a draft. Where the planner is measured, "
-    "it decides as ever.",
-    "Planner: CPU time of everything that planning one pass takes, one round of each request. Sources 2: half of the "
-    "trees are merged ones. Trees are always as large as the settings say, also where the plan asks for fewer nodes.",
-    "Inside: from a message's arrival at the orchestrator to the leaving of what follows from it, both halves of a "
-    "round together, with the keeping of its timeline.",
-    "Outside: the same as the peers see it, with the network, gRPC on both sides and the time that messages wait for "
-    "each other. These peers answer at once, so that many requests always saturate the orchestrator.",
-    "CPU time per round is that of the orchestrator's whole process, gRPC and client streams included.",
-)
 
 
 SHOWN = Shown(
@@ -162,7 +151,7 @@ def measure_overhead(plan: OverheadPlan) -> Report:
     rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
     run(lambda: _add_round_rows(plan, rows))
     settings = {**asdict(plan), "requests": list(plan.requests)}
-    return document("overhead", machine, settings, rows, Ratios(figures(rows), {}), notes=NOTES)
+    return document("overhead", machine, settings, rows, Ratios(figures(rows), {}))
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

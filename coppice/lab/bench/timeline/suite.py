@@ -231,13 +231,6 @@ def shown_rounds(requests: Sequence[Sequence[Round]], number: int) -> Sequence[R
 
 
 NUM_WARM_UP_REQUESTS = 2
-NOTES = (
-    "Times are of one clock, read in four processes. A message leaves when it has been handed to gRPC, and comes when "
-    "its handler is called: what lies between is the network, gRPC on both sides and the event loop.",
-    "A hop's median is over the rounds in which it came in this order; a pass that began with what an earlier tree had "
-    "left over did so before this round's draft.",
-)
-
 
 LANES = ("verifier", "drafter", "orchestrator", "client")
 COLOURS = {
@@ -283,7 +276,7 @@ class TimelineSuite:
                     raise BenchmarkError(f"request {number} failed: {error}") from error
         settings = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
         settings["prompts"] = [one.origin for one in self.prompts]
-        return document("timeline", machine, settings, [], notes=NOTES)
+        return document("timeline", machine, settings, [])
 
     def read_events(self) -> Watched:
         """What the services have written, which have stopped by now.
