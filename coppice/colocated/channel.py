@@ -51,12 +51,6 @@ class InMemoryChannel(grpc.aio.Channel):
             exchange.abandon(CANCELLED)
         self._calls.clear()
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """READY if a server is serving."""
-        server = self._find()
-        is_there = server is not None and server.is_serving
-        return grpc.ChannelConnectivity.READY if is_there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
-
     def unary_unary(self, method: str, *serializers: object, **options: object) -> Any:
         """A unary method."""
         return partial(self._unary, method)
@@ -69,7 +63,7 @@ class InMemoryChannel(grpc.aio.Channel):
         raise NotImplementedError("in-memory channels only have unary and bidirectional streaming methods")
 
     # Parts of gRPC's interface that we do not use.
-    wait_for_state_change = channel_ready = unary_stream = stream_unary = _not_offered
+    get_state = wait_for_state_change = channel_ready = unary_stream = stream_unary = _not_offered
 
     def _begin(self, method: str, timeout: float | None, metadata: Metadata | None) -> Exchange:
         # Drop finished calls.
@@ -120,10 +114,6 @@ class StreamCall:
             await self._exchange.requests.put(message)
         except PipeOverError:
             _raise(self._exchange)
-
-    async def done_writing(self) -> None:
-        """Half-close: no message follows, but the server may still answer."""
-        self._exchange.requests.close()
 
     def cancel(self) -> bool:
         """Cancel the call, unless it has ended."""

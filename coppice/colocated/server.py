@@ -36,11 +36,6 @@ class InMemoryServer:
         self._methods.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
 
     @property
-    def is_serving(self) -> bool:
-        """Whether calls are accepted."""
-        return not self._is_stopped
-
-    @property
     def num_calls(self) -> int:
         """Running calls."""
         return len(self._calls)

@@ -8,20 +8,6 @@ import typer
 
 from coppice.cli.bench import ablation, commands
 
-# In the order in which --help shows them.
-COMMANDS = (
-    *(commands.prompts, commands.latency, commands.passes, commands.sampling, commands.throughput, commands.load),
-    *(
-        commands.overload,
-        commands.overhead,
-        commands.profile,
-        commands.cache,
-        commands.timeline,
-        ablation.ablation,
-        commands.report,
-    ),
-)
-
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
 
 
@@ -35,5 +21,10 @@ def in_one_precision(context: typer.Context) -> None:
         os.environ.setdefault("DTYPE", "float32")
 
 
-for command in COMMANDS:
-    app.command()(command)
+# In the order in which --help shows them.
+for name in ("prompts", "latency", "passes", "sampling", "throughput", "load", "overload", "overhead", "profile"):
+    app.command()(getattr(commands, name))
+for name in ("cache", "timeline"):
+    app.command()(getattr(commands, name))
+app.command()(ablation.ablation)
+app.command()(commands.report)

@@ -14,7 +14,7 @@ from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Device, Threads, ending, refusing, require_device, topology_spec
-from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, TopologySpec
+from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER
 
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
@@ -86,11 +86,11 @@ def latency(
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
     drafter = drafter or (opt.DRAFTER if target == opt.TARGET else NO_DRAFTER)
-    drafters = () if drafter == NO_DRAFTER else (opt.drafter_spec(drafter),)
+    spec = opt.topology(target, drafter, threads)
     # It is transformers' assistant, too, which has to be a language model.
-    small_lm = next((Path(one.model) for one in drafters if one.kind == DEFAULT_KIND), None)
+    small_lm = next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)
     opt.begin(target)
-    for one in drafters:
+    for one in spec.drafters:
         opt.require_checkpoint(Path(one.model), "--drafter")
     chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
@@ -101,7 +101,6 @@ def latency(
     from coppice.lab.bench.harness.plots import draw
     from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_latency
 
-    spec = TopologySpec(str(target), drafters, threads=threads)
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = LatencySuite(setup, small_lm)
     report = run_or_exit(measure_latency(suite, spec, chosen_forms, chosen_precisions))
@@ -198,9 +197,9 @@ def throughput(
 
     from coppice.lab.bench.throughput import SHOWN, ThroughputSuite
 
-    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    spec = opt.topology(target, drafter, threads)
     suite = ThroughputSuite(opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed), levels)
-    finish(measure_or_exit(suite, spec), SHOWN, out)
+    finish(measure_or_exit(suite.run, spec), SHOWN, out)
 
 
 def load(
@@ -254,7 +253,7 @@ def load(
     plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
     setup = opt.setup(target, chosen, threads, runs, longest, (temperature,), seed)
     suite = LoadSuite(setup, plan, shortest)
-    finish(measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
+    finish(measure_or_exit(suite.run, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
@@ -316,7 +315,7 @@ def overload(
     visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
     plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets)
     suite = OverloadSuite(opt.setup(target, chosen, threads, runs, longest, (0.0,), seed), plan)
-    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    spec = opt.topology(target, drafter, threads)
     alone_ms = None
     if max_token_ms is None:
         alone_ms = run_or_exit(measure_on(spec, start_all, suite.alone))
@@ -332,7 +331,7 @@ def overload(
     )
     bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
     settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
-    finish(measure_or_exit(suite, replace(spec, settings=settings)), SHOWN, out)
+    finish(measure_or_exit(suite.run, replace(spec, settings=settings)), SHOWN, out)
 
 
 def overhead(
@@ -385,7 +384,7 @@ def profile(
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
     suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
-    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    spec = opt.topology(target, drafter, threads)
     with explained():
         report, loads = suite.reports(*run_or_exit(suite.run(spec)))
     # What took minutes to measure is kept whatever comes of the prediction.
@@ -439,7 +438,7 @@ def cache(
     not what it is with speculation off.
     """
     opt.begin(target)
-    drafters = () if drafter == NO_DRAFTER else (opt.drafter_spec(drafter),)
+    spec = opt.topology(target, drafter, threads)
 
     from coppice.lab.bench.cache.services import measure_on_services
     from coppice.lab.bench.cache.suite import SHOWN, CacheSuite, settings
@@ -451,8 +450,8 @@ def cache(
     workload = make_workload(chosen, systems, endings)
     temperatures = opt.choose_temperatures(temperature)
     setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
-    suite = CacheSuite(setup, workload, settings(one.kind for one in drafters))
-    report = run_or_exit(measure_on_services(suite.run, TopologySpec(str(target), drafters, threads=threads)))
+    suite = CacheSuite(setup, workload, settings(one.kind for one in spec.drafters))
+    report = run_or_exit(measure_on_services(suite.run, spec))
     finish(report, SHOWN, out)
     if report["ratios"]["failed-requests"]:
         raise typer.Exit(1)
@@ -472,7 +471,7 @@ def timeline(
 ) -> None:
     """Every hop of a round: who was busy, and who waited. Requests one after another, each forced to speculate."""
     opt.require_checkpoint(target, "--target")
-    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    spec = opt.topology(target, drafter, threads)
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
     from coppice.lab.bench.timeline.suite import TimelineSuite, add_rounds, services_spec, shown
@@ -482,7 +481,7 @@ def timeline(
         directory = Path(name)
         client = Timeline(directory / "client")
         suite = TimelineSuite(target, tuple(chosen), directory, client, max_tokens, temperature, seed)
-        report = measure_or_exit(suite, services_spec(spec, directory))
+        report = measure_or_exit(suite.run, services_spec(spec, directory))
         with explained():
             watched = suite.read_events()
             requests = add_rounds(report, watched)

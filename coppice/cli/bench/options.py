@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.options import ending, here, refusing
-from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
+from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, TopologySpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from coppice.lab.bench.prompts import Prompt
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from coppice.cli.child import ChildError
-from coppice.cli.topology import TopologySpec
 
 if TYPE_CHECKING:
     from coppice.lab.bench.harness.report import Report, Shown
@@ -189,19 +187,17 @@ def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:
 Result = TypeVar("Result")
 
 
-class Suite(Protocol):
-    """A benchmark of services at an address."""
-
-    async def run(self, address: str) -> dict[str, Any]:
-        """Measure and return the report."""
-        ...
+def topology(target: Path, drafter: str, threads: int) -> TopologySpec:
+    """A target and one drafter, or none; raises typer.BadParameter where `--drafter` says nothing."""
+    drafters = () if drafter == NO_DRAFTER else (drafter_spec(drafter),)
+    return TopologySpec(str(target), drafters, threads=threads)
 
 
-def measure_or_exit(suite: Suite, spec: TopologySpec) -> Report:
-    """The suite's report of services as `spec` says, or exit code 1 with a line that says why there is none."""
+def measure_or_exit(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
+    """The report of services as `spec` says, given their address, or exit code 1 and a line that says why not."""
     from coppice.lab.bench.services import measure_on, start_all
 
-    return run_or_exit(measure_on(spec, start_all, suite.run))
+    return run_or_exit(measure_on(spec, start_all, measure))
 
 
 def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:

@@ -9,14 +9,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.services import kept_events
 from coppice.lab.simulator.machine import Curve, DrafterCosts, OrchestratorCosts, PassWork, VerifierCosts
 from coppice.obs.timeline import TimelineEvent
 
@@ -113,11 +111,6 @@ class Records:
         )
 
 
-def read_records(directory: Path, cpu: Sequence[CpuRecord]) -> Records:
-    """Records of the timelines that verifier and drafter have written; raises BenchmarkError if one has not."""
-    return records_of(kept_events(directory, "verifier"), kept_events(directory, "drafter"), cpu)
-
-
 def records_of(
     verifier: Sequence[TimelineEvent], drafter: Sequence[TimelineEvent], cpu: Sequence[CpuRecord]
 ) -> Records:
@@ -210,21 +203,16 @@ class Timeline:
     """Stretches of time that do not overlap, seconds of one clock."""
 
     def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
-        ordered = sorted(stretches)
-        self._starts = np.array([start for start, _ in ordered])
-        self._lengths = np.array([end - start for start, end in ordered])
-        self._before = np.concatenate(([0.0], np.cumsum(self._lengths)))
+        # Seconds in stretches before each border; they grow within a stretch alone.
+        borders = np.array(sorted(stretches), float).reshape(-1, 2)
+        lengths = np.diff(borders, axis=1)
+        self._borders = np.concatenate(([0.0], borders.ravel()))
+        self._before = np.concatenate(([0.0], np.cumsum(np.hstack([np.zeros_like(lengths), lengths]).ravel())))
 
     def within(self, start_s: float, end_s: float) -> float:
-        """Seconds between two times that lie in a stretch."""
-        return self._until(end_s) - self._until(start_s)
-
-    def _until(self, at_s: float) -> float:
-        count = int(np.searchsorted(self._starts, at_s, side="right"))
-        if count == 0:
-            return 0.0
-        last = min(float(self._lengths[count - 1]), at_s - float(self._starts[count - 1]))
-        return float(self._before[count - 1]) + last
+        """Seconds between two times, from 0 on, that lie in a stretch."""
+        first, last = np.interp([start_s, end_s], self._borders, self._before)
+        return float(last - first)
 
 
 @dataclass(frozen=True, slots=True)

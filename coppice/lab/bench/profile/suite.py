@@ -31,10 +31,10 @@ from coppice.lab.bench.profile.fits import (
     fit_drafts,
     fit_messages,
     fit_passes,
-    read_records,
+    records_of,
 )
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
-from coppice.lab.bench.services import free_port
+from coppice.lab.bench.services import free_port, kept_events
 from coppice.lab.simulator.machine import Contention, Machine
 from coppice.lab.simulator.profile import Profile, Trace, profile_to_json
 from coppice.net.rpc import open_channel
@@ -188,7 +188,8 @@ class ProfileSuite:
             async with running(spec) as topology, watching(meter, INTERVAL_S) as seen:
                 measured = await self._measured(topology)
             cpu = [CpuRecord(at_s, counted.total(CPU_S)) for at_s, counted in seen]
-            return measured, read_records(Path(directory), cpu)
+            verifier, drafter = (kept_events(Path(directory), service) for service in ("verifier", "drafter"))
+            return measured, records_of(verifier, drafter, cpu)
 
     async def _measured(self, topology: Topology) -> Measured:
         machine, [verifier], [drafter] = describe_machine(), topology.verifier_addresses, topology.drafter_addresses

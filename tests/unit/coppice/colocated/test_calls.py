@@ -37,7 +37,6 @@ class Echo(drafter_pb2_grpc.DrafterServiceServicer):
                         raise ValueError("secret")
                     await self.may_answer.wait()
                     await context.write(drafter_pb2.DraftResponse(sequence_id=request.sequence_id))
-                await context.write(drafter_pb2.DraftResponse(sequence_id=99))
             except asyncio.CancelledError:
                 self.is_cancelled.set()
                 raise
@@ -77,15 +76,16 @@ def message(number: int) -> drafter_pb2.DraftRequest:
     return drafter_pb2.DraftRequest(sequence_id=number)
 
 
-async def test_messages_are_answered_in_order_and_the_servers_last_word_follows_the_clients(wire: Wire) -> None:
+async def test_messages_are_answered_in_order_and_none_is_taken_after_the_end(wire: Wire) -> None:
     call = wire.stub.Draft()
     await call.wait_for_connection()
     for number in (1, 2, 3):
         await call.write(message(number))
-    await call.done_writing()
-    assert [response.sequence_id async for response in call] == [1, 2, 3, 99]
+    responses = aiter(call)
+    assert [(await anext(responses)).sequence_id for _ in range(3)] == [1, 2, 3]
+    call.cancel()
     assert call.done()
-    with pytest.raises(asyncio.InvalidStateError):
+    with pytest.raises(asyncio.CancelledError):
         await call.write(message(4))
 
 
