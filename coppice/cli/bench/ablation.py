@@ -157,21 +157,21 @@ def ablation(
     if suite == IN_PASS:
         alone = min(num_prompts or usual[0], len(chosen))
         groups = in_pass.make_groups(what, temperatures)
-        measured = in_pass.InPassSuite(setup, what, groups, alone, left_out)
+        in_the_pass = partial(in_pass.measure_in_pass, setup, what, groups, alone, left_out)
         total = num_requests(groups, alone, num_runs)
         minutes = f"{total * length / TOKENS_PER_S / 60:.0f} minutes at {TOKENS_PER_S} tokens/s"
         typer.echo(f"{total} completions: {minutes}, and the start", err=True)
         spec = TopologySpec(str(target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
-        report = run_or_exit(measure_on(spec, partial(start_services, groups=groups), measured.run))
+        report = run_or_exit(measure_on(spec, partial(start_services, groups=groups), in_the_pass))
         finish(report, in_pass.shown(report), out)
         return
     most, chosen_parts = nodes or Config.model_fields["max_nodes"].default, opt.choose_parts(parts, of_drafters.PARTS)
     groups = of_drafters.make_groups(drafters, temperatures, most, grids, chosen_parts, synchronous=form == SYNCHRONOUS)
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
-    ablated = of_drafters.AblationSuite(setup, drafters, groups, most, form)
+    ablated = partial(of_drafters.measure_drafters, setup, drafters, groups, most, form)
     spec = TopologySpec(str(target), (), threads=threads)
-    finish(run_or_exit(measure_on(spec, partial(start_services, groups=groups), ablated.run)), of_drafters.SHOWN, out)
+    finish(run_or_exit(measure_on(spec, partial(start_services, groups=groups), ablated)), of_drafters.SHOWN, out)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:

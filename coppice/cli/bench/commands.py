@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,11 +196,11 @@ def throughput(
     levels = opt.numbers(concurrency, "--concurrency", least=1)
     chosen = opt.choose_prompts(prompts, max(levels), seed)
 
-    from coppice.lab.bench.throughput import SHOWN, ThroughputSuite
+    from coppice.lab.bench.throughput import SHOWN, measure_throughput
 
     spec = opt.topology(target, drafter, threads)
-    suite = ThroughputSuite(opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed), levels)
-    finish(measure_or_exit(suite.run, spec), SHOWN, out)
+    setup = opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed)
+    finish(measure_or_exit(partial(measure_throughput, setup, levels), spec), SHOWN, out)
 
 
 def load(
@@ -441,7 +442,7 @@ def cache(
     spec = opt.topology(target, drafter, threads)
 
     from coppice.lab.bench.cache.services import measure_on_services
-    from coppice.lab.bench.cache.suite import SHOWN, CacheSuite, settings
+    from coppice.lab.bench.cache.suite import SHOWN, measure_cache, settings
     from coppice.lab.bench.cache.workload import make_workload, num_pieces
 
     chosen = opt.choose_prompts(prompts, needed := num_pieces(systems, endings), seed)
@@ -450,8 +451,8 @@ def cache(
     workload = make_workload(chosen, systems, endings)
     temperatures = opt.choose_temperatures(temperature)
     setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
-    suite = CacheSuite(setup, workload, settings(one.kind for one in spec.drafters))
-    report = run_or_exit(measure_on_services(suite.run, spec))
+    measure = partial(measure_cache, setup, workload, settings(one.kind for one in spec.drafters))
+    report = run_or_exit(measure_on_services(measure, spec))
     finish(report, SHOWN, out)
     if report["ratios"]["failed-requests"]:
         raise typer.Exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from coppice.lab.bench.client import OFF, ON, Contender, Mode, Policy, Server, connected, model_info
@@ -63,41 +62,34 @@ async def measure_batches(
     return Samples(taken)
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputSuite:
-    """One throughput benchmark of a target, at every level of concurrency."""
-
-    setup: Setup
-    concurrency: tuple[int, ...] = (1, 4, 16, 64)
-
-    async def run(self, address: str) -> Report:
-        """Measure and return the report. Raises BenchmarkError if a contender failed."""
-        machine, plan, threads = describe_machine(), self.setup.plan, self.setup.threads
-        quiet_transformers()
-        target = load_model(self.setup.target)
-        async with contextlib.AsyncExitStack() as stack:
-            client = await connected(stack, address)
-            prompt_ids, num_cut = self.setup.encoded((await model_info(client)).max_context_tokens)
-            longest = max(map(len, prompt_ids)) + plan.max_tokens
-            contenders: list[Contender] = [
-                BatchedGenerate(target, threads),
-                ContinuousBatching(target, threads, longest),
-                Server(client, Policy(OFF, Mode.MODE_OFF)),
-                Server(client, Policy(ON, Mode.MODE_AUTO)),
-            ]
-            taken: list[Sample] = []
-            with progress("throughput", len(contenders) * len(self.concurrency) * plan.num_runs) as advance:
-                for size in self.concurrency:
-                    taken += await measure_batches(contenders, prompt_ids, plan, size, range(plan.num_runs), advance)
-        samples = Samples(taken)
-        rows = throughput_rows(samples, contenders)
-        settings = {
-            **self.setup.settings(prompt_ids, num_cut),
-            "concurrency": list(self.concurrency),
-            "mean_prompt_tokens": round(fmean(map(len, prompt_ids)), 1),
-        }
-        wrong = unequal([row for row in rows if row["contender"] == ON], "num_requests", IDENTICAL)
-        return document("throughput", machine, settings, rows, throughput_ratios(samples), mismatches=wrong)
+async def measure_throughput(setup: Setup, concurrency: Sequence[int], address: str) -> Report:
+    """The report of a target at every level of concurrency. Raises BenchmarkError if a contender failed."""
+    machine, plan, threads = describe_machine(), setup.plan, setup.threads
+    quiet_transformers()
+    target = load_model(setup.target)
+    async with contextlib.AsyncExitStack() as stack:
+        client = await connected(stack, address)
+        prompt_ids, num_cut = setup.encoded((await model_info(client)).max_context_tokens)
+        longest = max(map(len, prompt_ids)) + plan.max_tokens
+        contenders: list[Contender] = [
+            BatchedGenerate(target, threads),
+            ContinuousBatching(target, threads, longest),
+            Server(client, Policy(OFF, Mode.MODE_OFF)),
+            Server(client, Policy(ON, Mode.MODE_AUTO)),
+        ]
+        taken: list[Sample] = []
+        with progress("throughput", len(contenders) * len(concurrency) * plan.num_runs) as advance:
+            for size in concurrency:
+                taken += await measure_batches(contenders, prompt_ids, plan, size, range(plan.num_runs), advance)
+    samples = Samples(taken)
+    rows = throughput_rows(samples, contenders)
+    settings = {
+        **setup.settings(prompt_ids, num_cut),
+        "concurrency": list(concurrency),
+        "mean_prompt_tokens": round(fmean(map(len, prompt_ids)), 1),
+    }
+    wrong = unequal([row for row in rows if row["contender"] == ON], "num_requests", IDENTICAL)
+    return document("throughput", machine, settings, rows, throughput_ratios(samples), mismatches=wrong)
 
 
 def throughput_rows(samples: Samples[Sample], contenders: Sequence[Contender]) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from coppice.cli.topology import DrafterSpec
@@ -154,39 +154,35 @@ def _tenths(counted: Counters) -> Iterator[tuple[float, float, float]]:
         yield nodes, expected, accepted
 
 
-@dataclass(frozen=True, slots=True)
-class AblationSuite:
-    """One ablation of drafters, a checkpoint of each kind."""
+async def measure_drafters(
+    setup: Setup,
+    drafters: Sequence[DrafterSpec],
+    groups: Sequence[Group],
+    num_nodes: int,
+    rounds: str,
+    services: Services,
+) -> Report:
+    """The report of drafters, a checkpoint of each kind; a round has at most `num_nodes` nodes.
 
-    setup: Setup
-    drafters: tuple[DrafterSpec, ...]
-    groups: tuple[Group, ...]
-    # Of a round's tree, or chain, at most.
-    num_nodes: int
-    rounds: str
+    Raises BenchmarkError if the services failed, or a prompt does not fit the model.
+    """
+    machine = describe_machine()
 
-    async def run(self, services: Services) -> Report:
-        """Measure and return the report.
+    def meter(variant: Variant) -> Meter:
+        urls = tuple(services.drafters[drafter].metrics_url for drafter in variant.asked)
+        return Meter(urls, (_DRAFTS, _DRAFT_S, *_COUNTED), "a drafter")
 
-        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
-        """
-        machine = describe_machine()
-
-        def meter(variant: Variant) -> Meter:
-            urls = tuple(services.drafters[drafter].metrics_url for drafter in variant.asked)
-            return Meter(urls, (_DRAFTS, _DRAFT_S, *_COUNTED), "a drafter")
-
-        num_prompts = len(self.setup.prompts)
-        taken, settings = await measure_groups("ablation", services, self.groups, self.setup, num_prompts, meter)
-        rows = ablation_rows(taken)
-        ratios = Ratios.of(ablation_ratios(taken, [one.kind for one in self.drafters]))
-        settings |= {
-            "drafters": {one.kind: shown_path(Path(one.model)) for one in self.drafters},
-            "rounds": self.rounds,
-            "num_nodes": self.num_nodes,
-        }
-        notes = [*comparison.remarks(rows), *broken_promises(ratios.values)]
-        return document("ablation", machine, settings, rows, ratios, notes, wrong_outputs(taken), divergences=[])
+    num_prompts = len(setup.prompts)
+    taken, settings = await measure_groups("ablation", services, groups, setup, num_prompts, meter)
+    rows = ablation_rows(taken)
+    ratios = Ratios.of(ablation_ratios(taken, [one.kind for one in drafters]))
+    settings |= {
+        "drafters": {one.kind: shown_path(Path(one.model)) for one in drafters},
+        "rounds": rounds,
+        "num_nodes": num_nodes,
+    }
+    notes = [*comparison.remarks(rows), *broken_promises(ratios.values)]
+    return document("ablation", machine, settings, rows, ratios, notes, wrong_outputs(taken), divergences=[])
 
 
 def ablation_rows(measured: Sequence[Measured]) -> list[Row]:

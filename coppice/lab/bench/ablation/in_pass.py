@@ -301,51 +301,48 @@ def uneven_trees(rows: Sequence[Row]) -> Iterator[str]:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class InPassSuite:
-    """One comparison of what the target does in its own passes."""
+async def measure_in_pass(
+    setup: Setup,
+    what: InPass,
+    groups: Sequence[Group],
+    num_prompts: int,
+    left_out: Sequence[str],
+    services: Services,
+) -> Report:
+    """The report of what the target does in its own passes; `left_out` says what is not compared, and why.
 
-    setup: Setup
-    what: InPass
-    groups: tuple[Group, ...]
-    # How many requests that are alone have; batches take as many as they need.
-    num_prompts: int
-    # What is not compared, and why.
-    left_out: tuple[str, ...] = ()
+    Requests that are alone have `num_prompts` prompts, batches as many as they need. Raises BenchmarkError if the
+    services failed, or a prompt does not fit the model.
+    """
+    machine = describe_machine()
 
-    async def run(self, services: Services) -> Report:
-        """Measure and return the report.
+    def meter(variant: Variant) -> Meter:
+        url = services.verifiers[variant.verifier].metrics_url
+        return Meter((url,), COUNTED, "a verifier", decoding_only=True)
 
-        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
-        """
-        machine, what = describe_machine(), self.what
+    taken, settings = await measure_groups("in-pass", services, groups, setup, num_prompts, meter)
+    rows = in_pass_rows(taken)
+    settings |= {
+        "drafter": {what.drafter.kind: shown_path(Path(what.drafter.model))},
+        "space": shown_path(Path(what.space)) if what.space else None,
+        "early_head": shown_path(Path(what.early_head)) if what.early_head else None,
+        "masks_and_groups": [list(shape) for shape in what.grid.values()],
+        "tree_sizes": list(what.tree_sizes),
+        "batch_sizes": list(what.batch_sizes),
+        "drafting": what.drafting,
+        "num_prompts": num_prompts,
+    }
+    notes = [*comparison.remarks(rows), *_best(taken, what), *uneven_trees(rows), *left_out]
+    ratios = Ratios.of(in_pass_ratios(taken, what))
+    wrong = comparison.mismatches([sample for one in taken for sample in one.samples])
+    return document("in-pass", machine, settings, rows, ratios, notes, wrong, divergences=[])
 
-        def meter(variant: Variant) -> Meter:
-            url = services.verifiers[variant.verifier].metrics_url
-            return Meter((url,), COUNTED, "a verifier", decoding_only=True)
 
-        taken, settings = await measure_groups("in-pass", services, self.groups, self.setup, self.num_prompts, meter)
-        rows = in_pass_rows(taken)
-        settings |= {
-            "drafter": {what.drafter.kind: shown_path(Path(what.drafter.model))},
-            "space": shown_path(Path(what.space)) if what.space else None,
-            "early_head": shown_path(Path(what.early_head)) if what.early_head else None,
-            "masks_and_groups": [list(shape) for shape in what.grid.values()],
-            "tree_sizes": list(what.tree_sizes),
-            "batch_sizes": list(what.batch_sizes),
-            "drafting": what.drafting,
-            "num_prompts": self.num_prompts,
-        }
-        notes = [*comparison.remarks(rows), *self._best(taken), *uneven_trees(rows), *self.left_out]
-        ratios = Ratios.of(in_pass_ratios(taken, what))
-        wrong = comparison.mismatches([sample for one in taken for sample in one.samples])
-        return document("in-pass", machine, settings, rows, ratios, notes, wrong, divergences=[])
-
-    def _best(self, taken: Sequence[Measured]) -> Iterator[str]:
-        """Which row `space.best/off` is of."""
-        for one in taken if self.what.space else ():
-            for temperature in one.temperatures if one.group.name == DRAFTING else ():
-                yield f"At T={temperature:g} space.best/off is that of {best_space(one, self.what, temperature)}."
+def _best(taken: Sequence[Measured], what: InPass) -> Iterator[str]:
+    """Which row `space.best/off` is of."""
+    for one in taken if what.space else ():
+        for temperature in one.temperatures if one.group.name == DRAFTING else ():
+            yield f"At T={temperature:g} space.best/off is that of {best_space(one, what, temperature)}."
 
 
 def shown(report: Report) -> Shown:

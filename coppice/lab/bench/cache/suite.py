@@ -372,42 +372,36 @@ def _completed_in_both(before: Sequence[Answer], after: Sequence[Answer]) -> tup
     return [one for one in before if one.task.prompt in both], [one for one in after if one.task.prompt in both]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSuite:
-    """One benchmark of the prefix cache in front of a target; the setup's prompts are the workload's."""
+async def measure_cache(
+    setup: Setup, workload: CacheWorkload, contenders: Sequence[Policy], services: Services
+) -> Report:
+    """The report of the prefix cache in front of a target; the setup's prompts are the workload's.
 
-    setup: Setup
-    workload: CacheWorkload
-    contenders: tuple[Policy, ...]
-
-    async def run(self, services: Services) -> Report:
-        """Measure and return the report.
-
-        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
-        """
-        machine, plan, prompts = describe_machine(), self.setup.plan, self.workload.prompts
-        async with Client(services.plain) as client:
-            context = (await model_info(client)).max_context_tokens
-        prompt_ids, num_cut = self.setup.encoded(context)
-        if num_cut:
-            # A prompt without its beginning would not share it.
-            raise BenchmarkError(f"a prompt and --max-tokens {plan.max_tokens} do not fit a context of {context}")
-        with_redis = services.redis is not None
-        order = phases(self.workload, with_redis)
-        per_setting = sum(len(phase.prompts) for phase in order) * len(self.contenders)
-        total = len(plan.temperatures) * (len(prompts) + plan.num_runs * per_setting)
-        with progress("cache", total) as advance:
-            samples = await measure(services, prompt_ids, order, plan, self.contenders, advance)
-        rows, ratios = cache_rows(samples, prompts), cache_ratios(samples)
-        notes = [*broken_rules(ratios), *cache_remarks(rows, with_redis)]
-        settings = self.setup.settings(prompt_ids, num_cut)
-        settings |= {
-            "phases": [one.name for one in order],
-            "prompts": [{**one, "kind": prompt.kind} for one, prompt in zip(settings["prompts"], prompts, strict=True)],
-            "num_first_prompts": len(self.workload.first),
-            "mean_prompt_tokens": round(statistics.fmean(map(len, prompt_ids)), 1),
-        }
-        return document("cache", machine, settings, rows, ratios, notes, unequal(rows))
+    Raises BenchmarkError if the services failed, or a prompt does not fit the model.
+    """
+    machine, plan, prompts = describe_machine(), setup.plan, workload.prompts
+    async with Client(services.plain) as client:
+        context = (await model_info(client)).max_context_tokens
+    prompt_ids, num_cut = setup.encoded(context)
+    if num_cut:
+        # A prompt without its beginning would not share it.
+        raise BenchmarkError(f"a prompt and --max-tokens {plan.max_tokens} do not fit a context of {context}")
+    with_redis = services.redis is not None
+    order = phases(workload, with_redis)
+    per_setting = sum(len(phase.prompts) for phase in order) * len(contenders)
+    total = len(plan.temperatures) * (len(prompts) + plan.num_runs * per_setting)
+    with progress("cache", total) as advance:
+        samples = await measure(services, prompt_ids, order, plan, contenders, advance)
+    rows, ratios = cache_rows(samples, prompts), cache_ratios(samples)
+    notes = [*broken_rules(ratios), *cache_remarks(rows, with_redis)]
+    settings = setup.settings(prompt_ids, num_cut)
+    settings |= {
+        "phases": [one.name for one in order],
+        "prompts": [{**one, "kind": prompt.kind} for one, prompt in zip(settings["prompts"], prompts, strict=True)],
+        "num_first_prompts": len(workload.first),
+        "mean_prompt_tokens": round(statistics.fmean(map(len, prompt_ids)), 1),
+    }
+    return document("cache", machine, settings, rows, ratios, notes, unequal(rows))
 
 
 SHOWN = Shown(

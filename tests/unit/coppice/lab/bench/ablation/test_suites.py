@@ -15,9 +15,9 @@ from coppice.cli import bench
 from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench.ablation import drafters, in_pass
 from coppice.lab.bench.ablation import groups as ablation_groups
-from coppice.lab.bench.ablation.drafters import AblationSuite
+from coppice.lab.bench.ablation.drafters import measure_drafters
 from coppice.lab.bench.ablation.groups import PLAIN_DECODING, Group, Services, variants_of
-from coppice.lab.bench.ablation.in_pass import InPass, InPassSuite
+from coppice.lab.bench.ablation.in_pass import InPass, measure_in_pass
 from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.prompts import Prompt
@@ -86,8 +86,8 @@ async def test_the_report_of_drafters_has_every_variant_and_ratio(
     tiny_target: Path, server: str, metrics_url: str
 ) -> None:
     groups = drafters.make_groups([SMALL_LM], (0.0, 1.0), 4, {})
-    suite = AblationSuite(setup(tiny_target), (SMALL_LM,), groups, 4, "asynchronous")
-    report = await suite.run(served(groups, server, metrics_url))
+    given = setup(tiny_target), (SMALL_LM,), groups, 4, "asynchronous"
+    report = await measure_drafters(*given, served(groups, server, metrics_url))
     assert json.loads(json.dumps(report)) == report
     rows = {row["name"]: row for row in report["rows"]}
     assert len(rows) == len(report["rows"]) == 2 * (5 + 3 + 3) + 3 + 3
@@ -108,15 +108,15 @@ async def test_the_report_of_drafters_has_every_variant_and_ratio(
     assert lost_fields(report, "ablation.json") == set()
     assert any("calibration-error is 0.100" in note for note in report["notes"])
     with pytest.raises(BenchmarkError, match="no metrics of a drafter"):
-        await suite.run(served(groups, server, f"http://127.0.0.1:{free_port()}/metrics"))
+        await measure_drafters(*given, served(groups, server, f"http://127.0.0.1:{free_port()}/metrics"))
 
 
 async def test_the_report_of_the_pass_has_every_variant_and_ratio(
     tiny_target: Path, server: str, metrics_url: str
 ) -> None:
     groups = in_pass.make_groups(WHAT, (0.0, 1.0))
-    suite = InPassSuite(setup(tiny_target), WHAT, groups, 2, ("Nobody measured this.",))
-    report = await suite.run(served(groups, server, metrics_url))
+    given = setup(tiny_target), WHAT, groups, 2, ("Nobody measured this.",)
+    report = await measure_in_pass(*given, served(groups, server, metrics_url))
     assert json.loads(json.dumps(report)) == report
     rows = {row["name"]: row for row in report["rows"]}
     # Plain decoding, the adapter as it serves, two shapes, merged, the drafter; plain decoding and, for

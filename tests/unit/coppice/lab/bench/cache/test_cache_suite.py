@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from coppice.lab.bench.cache.services import Instance, Services
-from coppice.lab.bench.cache.suite import CacheSuite, measure, settings
+from coppice.lab.bench.cache.suite import measure, measure_cache, settings
 from coppice.lab.bench.cache.workload import make_workload, phases
 from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.prompts import Prompt
@@ -16,11 +16,6 @@ from tests.unit.coppice.lab.bench.schema import lost_fields
 
 PROMPTS = [Prompt(f"f{number}(x)", "here") for number in range(20)]
 WORKLOAD = make_workload(PROMPTS, num_systems=1, num_endings=4)
-
-
-def suite(target: Path, *temperatures: float) -> CacheSuite:
-    setup = Setup(target, WORKLOAD.prompts, Plan(1, 4, temperatures, seed=0), threads=1)
-    return CacheSuite(setup, WORKLOAD, settings(["small-lm"]))
 
 
 def counting(reads: int) -> Callable[[], Awaitable[CacheCounts]]:
@@ -74,7 +69,8 @@ async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_
 
 
 async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_target: Path) -> None:
-    report = await suite(tiny_target, 0.0, 1.0).run(services(server, NotedRedis()))
+    setup = Setup(tiny_target, WORKLOAD.prompts, Plan(1, 4, (0.0, 1.0), seed=0), threads=1)
+    report = await measure_cache(setup, WORKLOAD, settings(["small-lm"]), services(server, NotedRedis()))
     names = ("cold", "fill", "again", "shifted", "second", "killed")
     expected = []
     for heat in (0, 1):
