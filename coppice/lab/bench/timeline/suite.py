@@ -6,9 +6,10 @@ verifier ─outcome─▶ orchestrator ─outcome─▶ drafter ─tree─▶ or
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -23,7 +24,7 @@ from coppice.cli.topology import TopologySpec
 from coppice.client import Client, RequestFailedError
 from coppice.lab.bench.client import Mode, Policy, Task, model_info
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError, known
 from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Shown, document
 from coppice.lab.bench.harness.tables import Table
@@ -47,43 +48,32 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round, in microseconds of the machine's clock: from an outcome's leaving of the verifier to the next one's.
+    """One round: the committed tokens that it starts from, how many it commits, and when what happened.
 
-    None: it did not happen in this round. A round whose tree was left over from the last one, or came late, has its
-    pass before its draft.
+    `at` has microseconds of the machine's clock, from `outcome_left`, an outcome's leaving of the verifier, to `ended`,
+    the next one's. What did not happen in this round is not there. A round whose tree was left over from the last one,
+    or came late, has its pass before its draft.
     """
 
-    # Committed tokens that it starts from, and how many it commits.
     length: int
     num_tokens: int
-    outcome_left: float
-    outcome_came: float | None
-    drafter_told: float | None
-    drafter_heard: float | None
-    draft_began: float | None
-    draft_ended: float | None
-    tree_left: float | None
-    tree_came: float | None
-    draft_left: float | None
-    draft_came: float | None
-    pass_began: float
-    pass_ended: float
-    # The next outcome's leaving; this round's end.
-    ended: float
-    # Its tokens' way to the client.
-    delta_left: float | None
-    delta_came: float | None
+    at: Mapping[str, float]
+
+    def us(self, start: str, end: str) -> float | None:
+        """From one thing to another; None where one of them did not happen, or they came the other way round."""
+        took = self.at[end] - self.at[start] if start in self.at and end in self.at else -1.0
+        return None if took < 0 else took
 
     @property
     def waited_us(self) -> float:
         """How long nothing kept the verifier from the pass but that there was no draft yet."""
-        until = self.pass_began if self.draft_came is None else min(self.draft_came, self.pass_began)
-        return max(until - self.outcome_left, 0.0)
+        until = min(self.at.get("draft_came", math.inf), self.at["pass_began"])
+        return max(until - self.at["outcome_left"], 0.0)
 
     @property
     def has_draft(self) -> bool:
         """Whether its own draft was there when its pass began."""
-        return self.draft_came is not None and self.draft_came <= self.pass_began
+        return self.us("draft_came", "pass_began") is not None
 
 
 def rounds_of(watched: Watched) -> list[list[Round]]:
@@ -131,26 +121,25 @@ def _request(watched: Watched, opening: TimelineEvent, until_us: float) -> list[
         # The draft that a tree is the result of: the last that had ended when the tree left.
         draft = None if tree_left is None else _last_ended(drafts, tree_left)
         delta_left = _next(deltas_left, outcome_came.get(length))
-        one = Round(
-            length=length,
-            num_tokens=after.size,
-            outcome_left=before.at_us,
-            outcome_came=outcome_came.get(before.base),
-            drafter_told=_first_at(told, before.base, length),
-            drafter_heard=_first_at(heard, before.base, length),
-            draft_began=None if draft is None else draft.at_us,
-            draft_ended=None if draft is None else draft.end_us,
-            tree_left=tree_left,
-            tree_came=tree_came.get(length),
-            draft_left=draft_left.get(length),
-            draft_came=draft_came.get(length),
-            pass_began=run.at_us,
-            pass_ended=run.end_us,
-            ended=after.at_us,
-            delta_left=delta_left,
-            delta_came=_next(deltas_came, delta_left),
-        )
-        found.append(one)
+        times = {
+            "outcome_left": before.at_us,
+            "outcome_came": outcome_came.get(before.base),
+            "drafter_told": _first_at(told, before.base, length),
+            "drafter_heard": _first_at(heard, before.base, length),
+            "draft_began": None if draft is None else draft.at_us,
+            "draft_ended": None if draft is None else draft.end_us,
+            "tree_left": tree_left,
+            "tree_came": tree_came.get(length),
+            "draft_left": draft_left.get(length),
+            "draft_came": draft_came.get(length),
+            "pass_began": run.at_us,
+            "pass_ended": run.end_us,
+            "ended": after.at_us,
+            "delta_left": delta_left,
+            "delta_came": _next(deltas_came, delta_left),
+        }
+        at = {name: time for name, time in times.items() if time is not None}
+        found.append(Round(length, after.size, at))
     return found
 
 
@@ -192,8 +181,7 @@ def hop_rows(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Each hop's time in microseconds, over the rounds in which it happened the usual way round."""
     rows = []
     for name, start, end in HOPS:
-        both = [(getattr(one, start), getattr(one, end)) for one in rounds]
-        times = sorted(late - early for early, late in both if None not in (early, late) and late >= early)
+        times = sorted(known(one.us(start, end) for one in rounds))
         row: dict[str, Any] = {"name": name, "rounds": len(times)}
         if times:
             p90 = times[round(0.9 * (len(times) - 1))]
@@ -210,15 +198,16 @@ def ratios(requests: Sequence[Sequence[Round]]) -> dict[str, float]:
     `drafted-share`: of the rounds, those whose own draft was there when their pass began.
     """
     rounds = [one for request in requests for one in request]
-    wall_us = sum(one.ended - one.outcome_left for one in rounds)
-    bubbles = [after.pass_began - before.pass_ended for request in requests for before, after in pairwise(request)]
+    round_us = [one.at["ended"] - one.at["outcome_left"] for one in rounds]
+    wall_us = sum(round_us)
+    bubbles = [two.at["pass_began"] - one.at["pass_ended"] for request in requests for one, two in pairwise(request)]
     return {
-        "forward-share": sum(one.pass_ended - one.pass_began for one in rounds) / wall_us,
+        "forward-share": sum(one.at["pass_ended"] - one.at["pass_began"] for one in rounds) / wall_us,
         "waiting-share": sum(one.waited_us for one in rounds) / wall_us,
         "drafted-share": sum(one.has_draft for one in rounds) / len(rounds),
         "bubble_ms": statistics.median(bubbles) / 1000,
         "waiting_ms": statistics.median([one.waited_us for one in rounds]) / 1000,
-        "round_ms": statistics.median([one.ended - one.outcome_left for one in rounds]) / 1000,
+        "round_ms": statistics.median(round_us) / 1000,
         "tokens-per-round": sum(one.num_tokens for one in rounds) / len(rounds),
     }
 
@@ -318,7 +307,7 @@ def shown(requests: Sequence[Sequence[Round]], drafter: Sequence[TimelineEvent],
 
 
 def _draw(axes: Axes, report: Report, rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> None:
-    zero = rounds[0].outcome_left
+    zero = rounds[0].at["outcome_left"]
     for lane, kind, start, end in bars(rounds, ahead):
         bottom = LANES.index(lane) - HEIGHT / 2
         axes.broken_barh([((start - zero) / 1000, (end - start) / 1000)], (bottom, HEIGHT), color=COLOURS[kind])
@@ -333,36 +322,42 @@ def _draw(axes: Axes, report: Report, rounds: Sequence[Round], ahead: Sequence[T
     axes.legend(handles=[*kinds, *lines], fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
+# Who was busy, with what, between which times of a round.
+BUSY = (
+    ("verifier", "pass", "pass_began", "pass_ended"),
+    ("verifier", "choosing tokens", "pass_ended", "ended"),
+    ("drafter", "draft", "draft_began", "draft_ended"),
+    ("orchestrator", "orchestrator", "outcome_came", "drafter_told"),
+    ("orchestrator", "orchestrator", "tree_came", "draft_left"),
+)
+# What went, from which lane when to which lane when.
+SENT = (
+    ("outcome", "verifier", "outcome_left", "orchestrator", "outcome_came"),
+    ("outcome", "orchestrator", "drafter_told", "drafter", "drafter_heard"),
+    ("tree", "drafter", "tree_left", "orchestrator", "tree_came"),
+    ("tree", "orchestrator", "draft_left", "verifier", "draft_came"),
+    ("delta", "orchestrator", "delta_left", "client", "delta_came"),
+)
+
+
 def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[tuple[str, str, float, float]]:
     """Who was busy, or waited: lane, what it is, from, to."""
-    first, last = rounds[0].outcome_left, rounds[-1].ended
+    first, last = rounds[0].at["outcome_left"], rounds[-1].at["ended"]
     for event in ahead:
         if first <= event.at_us and event.end_us <= last:
             yield "drafter", "preparing the next draft", event.at_us, event.end_us
     for one in rounds:
         if one.waited_us:
-            yield "verifier", "no draft yet", one.outcome_left, one.outcome_left + one.waited_us
-        yield "verifier", "pass", one.pass_began, one.pass_ended
-        yield "verifier", "choosing tokens", one.pass_ended, one.ended
-        for lane, kind, start, end in (
-            ("drafter", "draft", one.draft_began, one.draft_ended),
-            ("orchestrator", "orchestrator", one.outcome_came, one.drafter_told),
-            ("orchestrator", "orchestrator", one.tree_came, one.draft_left),
-        ):
-            if start is not None and end is not None and first <= start <= end:
-                yield lane, kind, start, end
+            yield "verifier", "no draft yet", one.at["outcome_left"], one.at["outcome_left"] + one.waited_us
+        for lane, kind, start, end in BUSY:
+            if one.us(start, end) is not None and one.at[start] >= first:
+                yield lane, kind, one.at[start], one.at[end]
 
 
 def messages(rounds: Sequence[Round]) -> Iterator[tuple[str, str, float, str, float]]:
-    """What went, from which lane when to which lane when, from the first round's beginning to the last one's end."""
-    first, last = rounds[0].outcome_left, rounds[-1].ended
+    """What went, from the first round's beginning to the last one's end."""
+    first, last = rounds[0].at["outcome_left"], rounds[-1].at["ended"]
     for one in rounds:
-        for what, lane, start, other, end in (
-            ("outcome", "verifier", one.outcome_left, "orchestrator", one.outcome_came),
-            ("outcome", "orchestrator", one.drafter_told, "drafter", one.drafter_heard),
-            ("tree", "drafter", one.tree_left, "orchestrator", one.tree_came),
-            ("tree", "orchestrator", one.draft_left, "verifier", one.draft_came),
-            ("delta", "orchestrator", one.delta_left, "client", one.delta_came),
-        ):
-            if start is not None and end is not None and first <= start <= end <= last:
-                yield what, lane, start, other, end
+        for what, lane, start, other, end in SENT:
+            if one.us(start, end) is not None and first <= one.at[start] and one.at[end] <= last:
+                yield what, lane, one.at[start], other, one.at[end]
