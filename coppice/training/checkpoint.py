@@ -11,28 +11,14 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from coppice.training.loop import TrainingLoop
 from coppice.training.token_store import TokenStore
-
-
-class Run(Protocol):
-    """A finished training run."""
-
-    @property
-    def curve(self) -> list[dict[str, float]]:
-        """Validation curve: step, training and held-out loss, seconds so far."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training."""
-        ...
-
 
 CARD = """# {title}
 
@@ -63,7 +49,7 @@ def save_checkpoint(
     title: str,
     recipe: Any,
     store: TokenStore,
-    loop: Run,
+    loop: TrainingLoop,
     extra: str = "",
 ) -> None:
     """Write weights (bf16), tokenizer, `recipe.json`, the validation curve and the card to `out`."""
@@ -77,7 +63,7 @@ def save_checkpoint(
 
 
 def write_card(
-    out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: Run, extra: str = ""
+    out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop, extra: str = ""
 ) -> None:
     """Write `recipe.json`, the validation curve and the card to `out`, next to the weights."""
     facts = {"title": title, **run_facts(parameters, recipe, store, loop)}
@@ -101,7 +87,7 @@ def make_readable(directory: Path) -> None:
             path.chmod(0o666 & ~mask)
 
 
-def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: Run) -> dict[str, Any]:
+def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop) -> dict[str, Any]:
     """Facts on every card: command, data, machine, versions, date and final losses."""
     last = loop.curve[-1]
     return {
