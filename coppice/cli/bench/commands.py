@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +12,7 @@ from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Device, Threads, ending, refusing, require_device, topology_spec
-from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER
+from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER
 
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
@@ -310,29 +307,13 @@ def overload(
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
     from coppice.lab.bench.load.figures import Targets
-    from coppice.lab.bench.overload import SHOWN, OverloadPlan, OverloadSuite, Visitors
-    from coppice.lab.bench.services import free_port, measure_on, start_all
+    from coppice.lab.bench.overload import SHOWN, OverloadPlan, Visitors, measure_overload
 
     visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
-    plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets)
-    suite = OverloadSuite(opt.setup(target, chosen, threads, runs, longest, (0.0,), seed), plan)
-    spec = opt.topology(target, drafter, threads)
-    alone_ms = None
-    if max_token_ms is None:
-        alone_ms = run_or_exit(measure_on(spec, start_all, suite.alone))
-        max_token_ms = round(token_ratio * alone_ms, 3)
-        typer.echo(f"a request alone takes {alone_ms:g} ms per token; bound: {max_token_ms:g} ms")
-    port = asyncio.run(free_port())
-    suite = replace(
-        suite,
-        max_token_ms=max_token_ms,
-        max_queue_wait_s=max_queue_wait_s,
-        alone_token_ms=alone_ms,
-        metrics_url=f"http://{LOCAL}:{port}/metrics",
-    )
-    bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
-    settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
-    finish(measure_or_exit(suite.run, replace(spec, settings=settings)), SHOWN, out)
+    bounds = max_token_ms, token_ratio, max_queue_wait_s
+    plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets, *bounds)
+    setup = opt.setup(target, chosen, threads, runs, longest, (0.0,), seed)
+    finish(run_or_exit(measure_overload(setup, plan, opt.topology(target, drafter, threads))), SHOWN, out)
 
 
 def overhead(
@@ -475,18 +456,10 @@ def timeline(
     spec = opt.topology(target, drafter, threads)
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
-    from coppice.lab.bench.timeline.suite import TimelineSuite, add_rounds, services_spec, shown
-    from coppice.obs.timeline import Timeline
+    from coppice.lab.bench.timeline.suite import measure_timeline
 
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        client = Timeline(directory / "client")
-        suite = TimelineSuite(target, tuple(chosen), directory, client, max_tokens, temperature, seed)
-        report = measure_or_exit(suite.run, services_spec(spec, directory))
-        with explained():
-            watched = suite.read_events()
-            requests = add_rounds(report, watched)
-    finish(report, shown(requests, watched.drafter, rounds), out)
+    setup = opt.setup(target, chosen, threads, 1, max_tokens, (temperature,), seed)
+    finish(*run_or_exit(measure_timeline(setup, spec, rounds)), out)
 
 
 def report(

@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from coppice.cli.topology import LOCAL, TopologySpec
 from coppice.client import Client
 from coppice.completion import Timing
 from coppice.frozen_heap import frozen_heap
@@ -36,6 +37,7 @@ from coppice.lab.bench.load.loads import (
     poisson_arrivals,
 )
 from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
+from coppice.lab.bench.services import free_port, measure_on, start_all
 
 # Those who leave do so at any moment up to this long after they have asked.
 LEAVE_WITHIN_S = 2.0
@@ -95,6 +97,10 @@ class OverloadPlan:
     # Outputs have lognormal lengths from here to the setup's most.
     min_tokens: int = 16
     targets: Targets = field(default_factory=Targets)
+    # Bounds of the orchestrator, 0 for none; without the first, so many times what a request alone takes per token.
+    max_token_ms: float | None = None
+    token_ratio: float = 3.0
+    max_queue_wait_s: float = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,14 +309,28 @@ def by_load(samples: Samples[OverloadSample]) -> list[Samples[OverloadSample]]:
     return [samples.where(factor=factor) for factor in samples.each("factor")]
 
 
+async def measure_overload(setup: Setup, plan: OverloadPlan, spec: TopologySpec) -> Report:
+    """The report of a target behind an orchestrator with the plan's bounds.
+
+    Raises BenchmarkError if the server failed, ChildError if a service did not start, or ended.
+    """
+    suite = OverloadSuite(setup, plan)
+    if plan.max_token_ms is None:
+        alone_ms = await measure_on(spec, start_all, suite.alone)
+        plan = replace(plan, max_token_ms=round(plan.token_ratio * alone_ms, 3))
+        suite = OverloadSuite(setup, plan, alone_ms)
+    port = await free_port()
+    bounds = {"MAX_TOKEN_MS": f"{plan.max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{plan.max_queue_wait_s:g}"}
+    spec = replace(spec, settings=tuple({**bounds, "METRICS_PORT": str(port)}.items()))
+    return await measure_on(spec, start_all, replace(suite, metrics_url=f"http://{LOCAL}:{port}/metrics").run)
+
+
 @dataclass(frozen=True, slots=True)
 class OverloadSuite:
-    """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
+    """One overload benchmark of a target served at an address."""
 
     setup: Setup
     plan: OverloadPlan
-    max_token_ms: float = 0.0
-    max_queue_wait_s: float = 0.0
     # What one request alone took on this machine, where that gave the bound.
     alone_token_ms: float | None = None
     # Of the orchestrator.
@@ -409,9 +429,9 @@ class OverloadSuite:
             "factors": list(plan.factors),
             "share_leaving": plan.visitors.leaving,
             "share_slow": plan.visitors.slow,
-            "max_token_ms": self.max_token_ms,
+            "max_token_ms": plan.max_token_ms,
             "alone_token_ms": self.alone_token_ms,
-            "max_queue_wait_s": self.max_queue_wait_s,
+            "max_queue_wait_s": plan.max_queue_wait_s,
             "saturation_requests_per_s": round(rate_per_s, 3),
             "ttft_target_ms": 1000 * plan.targets.ttft_s,
             "tpot_target_ms": 1000 * plan.targets.tpot_s,
@@ -472,7 +492,8 @@ SHOWN = Shown(
         ),
         Panel("", xlabel="s, when the request came", ylabel="ms per token", custom=_draw_course),
     ),
-    line="Saturated by {saturation_requests_per_s:.2f} requests/s; MAX_TOKEN_MS={max_token_ms:g} "
+    line="Saturated by {saturation_requests_per_s:.2f} requests/s; {alone_token_ms} ms per token alone; "
+    "MAX_TOKEN_MS={max_token_ms:g} "
     "MAX_QUEUE_WAIT_S={max_queue_wait_s:g}; {num_runs} runs of {duration_s:g} s.",
     panels_per_row=2,
     ratio_title="Over all runs, and the least and most of one run; recovery in seconds",

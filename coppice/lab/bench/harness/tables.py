@@ -83,7 +83,7 @@ def _tables(report: Mapping[str, Any], table: Table) -> Iterator[rich.table.Tabl
         across = list(dict.fromkeys(row[table.across] for row in taken)) if table.across else []
         headings = [name.replace("_", " ") for name in names]
         for heading in [f"{value}: {' · '.join(headings)}" for value in across] or headings:
-            drawn.add_column(heading, justify="right")
+            drawn.add_column(heading, justify="right", overflow="fold")
         for label in dict.fromkeys(text(table.label, row) for row in taken):
             same = [row for row in taken if text(table.label, row) == label]
             if across:
@@ -95,10 +95,10 @@ def _tables(report: Mapping[str, Any], table: Table) -> Iterator[rich.table.Tabl
 
 
 def _figures(names: Sequence[str], row: Row) -> Iterator[str]:
-    """Fields of a row, with the least and the most of one run where it has them."""
+    """Fields of a row, with the least and the most of one run where they differ."""
     for name in names:
-        spread = [row[end] for end in (f"{name}_min", f"{name}_max") if row.get(end) is not None]
-        yield cell(row.get(name)) + (f" ({' to '.join(map(cell, spread))})" if spread else "")
+        least, most = row.get(f"{name}_min"), row.get(f"{name}_max")
+        yield cell(row.get(name)) + ("" if least == most else f" ({cell(least)} to {cell(most)})")
 
 
 def _ratio_table(report: Mapping[str, Any], title: str) -> rich.table.Table:

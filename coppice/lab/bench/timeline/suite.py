@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,13 @@ from matplotlib.patches import Patch
 from coppice.cli.topology import TopologySpec
 from coppice.client import Client, RequestFailedError
 from coppice.lab.bench.client import Mode, Policy, Task, model_info
+from coppice.lab.bench.comparison import Setup
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import BenchmarkError, known
+from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, known
 from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Shown, document
 from coppice.lab.bench.harness.tables import Table
-from coppice.lab.bench.prompts import Prompt, encoded_prompts
-from coppice.lab.bench.services import kept_events
+from coppice.lab.bench.services import kept_events, measure_on, start_all
 from coppice.obs.timeline import VARIABLE, Timeline, TimelineEvent
 
 # No sequence's number.
@@ -234,63 +235,51 @@ MESSAGES = {"outcome": "black", "tree": "darkgreen", "delta": "tab:purple"}
 HEIGHT = 0.6
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineSuite:
-    """Requests one after another to services that keep their events in `directory`; the client's are in `client`."""
+async def measure_timeline(setup: Setup, spec: TopologySpec, num_rounds: int) -> tuple[Report, Shown]:
+    """The report of requests one after another, and how it is shown, with so many rounds in the picture.
 
-    target: Path
-    prompts: tuple[Prompt, ...]
-    directory: Path
-    client: Timeline
-    max_tokens: int = 96
-    temperature: float = 0.0
-    seed: int = 0
+    Services keep their events; there is no prefix cache, which would draft next to the drafter.
 
-    async def run(self, address: str) -> Report:
-        """Send the requests and return what the report says of the run; the services' events come when they stop.
-
-        Raises BenchmarkError if a request failed.
-        """
-        machine, policy = describe_machine(), Policy("timeline", Mode.MODE_FORCED)
-        async with Client(address) as client:
-            context = (await model_info(client)).max_context_tokens
-            encoded, _ = encoded_prompts(self.target, self.prompts, self.max_tokens, context)
-            for number, prompt_ids in enumerate([*encoded[:1] * NUM_WARM_UP_REQUESTS, *encoded]):
-                task = Task(tuple(prompt_ids), self.max_tokens, self.temperature, self.seed)
-                stream = client.stream_request(policy.message(task))
-                try:
-                    async for chunk in stream:
-                        self.client.mark("delta", size=len(chunk.token_ids))
-                except RequestFailedError as error:
-                    raise BenchmarkError(f"request {number} failed: {error}") from error
-        settings = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
-        settings["prompts"] = [one.origin for one in self.prompts]
-        return document("timeline", machine, settings, [])
-
-    def read_events(self) -> Watched:
-        """What the services have written, which have stopped by now.
-
-        Raises BenchmarkError if one of them has written nothing.
-        """
-        services = ("orchestrator", "drafter", "verifier")
-        return Watched(self.client.events(), *(kept_events(self.directory, service) for service in services))
-
-
-def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:
-    """Services that keep their events in a directory, without a prefix cache that would draft next to the drafter."""
-    return replace(spec, env={**spec.env, VARIABLE: str(directory), "CACHE_DRAFTER": "false"})
-
-
-def add_rounds(report: dict[str, Any], watched: Watched) -> list[Any]:
-    """Complete the report with what the events say; returns the rounds of each request that counts.
-
-    Raises BenchmarkError if they have no rounds.
+    Raises BenchmarkError if a request failed or had no rounds, ChildError if a service did not start, or ended.
     """
+    machine, plan = describe_machine(), setup.plan
+    with tempfile.TemporaryDirectory() as name:
+        directory, client = Path(name), Timeline(Path(name) / "client")
+        spec = replace(spec, env={**spec.env, VARIABLE: name, "CACHE_DRAFTER": "false"})
+        await measure_on(spec, start_all, partial(_ask, setup, client))
+        services = ("orchestrator", "drafter", "verifier")
+        watched = Watched(client.events(), *(kept_events(directory, service) for service in services))
+    requests = counted_rounds(watched)
+    settings = {
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperatures[0],
+        "seed": plan.seed,
+        "prompts": [one.origin for one in setup.prompts],
+    }
+    rows = hop_rows([one for rounds in requests for one in rounds])
+    report = document("timeline", machine, settings, rows, Ratios(ratios(requests), {}))
+    return report, shown(requests, watched.drafter, num_rounds)
+
+
+async def _ask(setup: Setup, kept: Timeline, address: str) -> None:
+    """Send every prompt in its turn, after a warm-up, and keep when the client's deltas come."""
+    plan, policy = setup.plan, Policy("timeline", Mode.MODE_FORCED)
+    async with Client(address) as client:
+        encoded, _ = setup.encoded((await model_info(client)).max_context_tokens)
+        for number, prompt_ids in enumerate([*encoded[:1] * NUM_WARM_UP_REQUESTS, *encoded]):
+            task = Task(tuple(prompt_ids), plan.max_tokens, plan.temperatures[0], plan.seed)
+            try:
+                async for chunk in client.stream_request(policy.message(task)):
+                    kept.mark("delta", size=len(chunk.token_ids))
+            except RequestFailedError as error:
+                raise BenchmarkError(f"request {number} failed: {error}") from error
+
+
+def counted_rounds(watched: Watched) -> list[list[Round]]:
+    """The rounds of each request after the warm-up. Raises BenchmarkError if there are none."""
     requests = [rounds for rounds in rounds_of(watched)[NUM_WARM_UP_REQUESTS:] if len(rounds) > 1]
     if not requests:
         raise BenchmarkError("no request had two rounds: take more tokens")
-    report["rows"] = hop_rows([one for rounds in requests for one in rounds])
-    report["ratios"] = ratios(requests)
     return requests
 
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.harness.report import Report
 from coppice.lab.bench.timeline.suite import (
     HOPS,
     NUM_WARM_UP_REQUESTS,
     Watched,
-    add_rounds,
+    counted_rounds,
     hop_rows,
     ratios,
     rounds_of,
@@ -120,14 +119,13 @@ def test_a_round_without_a_draft_waits_until_its_pass() -> None:
     assert names == ["outcome to the orchestrator", "pass", "verifier, until the outcome leaves", "delta to the client"]
 
 
-def test_the_report_leaves_the_warm_up_out_and_says_where_there_is_nothing() -> None:
+def test_the_warm_up_is_left_out_and_says_where_there_is_nothing() -> None:
     watched = request(0.0, 2)
     for number in range(1, NUM_WARM_UP_REQUESTS + 1):
         watched = both(watched, request(number * 1e6, 3 + number, verified=VERIFIED + number))
-    report: Report = {}
-    [rounds] = add_rounds(report, watched)
+    [rounds] = counted_rounds(watched)
     assert len(rounds) == 3 + NUM_WARM_UP_REQUESTS
-    assert [row["name"] for row in report["rows"]] == [name for name, _, _ in HOPS]
-    assert report["ratios"]["forward-share"] == pytest.approx(300 / ROUND_US)
+    assert [row["name"] for row in hop_rows(rounds)] == [name for name, _, _ in HOPS]
+    assert ratios([rounds])["forward-share"] == pytest.approx(300 / ROUND_US)
     with pytest.raises(BenchmarkError, match="two rounds"):
-        add_rounds({}, request(0.0, 3))
+        counted_rounds(request(0.0, 3))
