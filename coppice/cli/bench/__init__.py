@@ -22,9 +22,19 @@ def in_one_precision(context: typer.Context) -> None:
 
 
 # In the order in which --help shows them.
-for name in ("prompts", "latency", "passes", "sampling", "throughput", "load", "overload", "overhead", "profile"):
-    app.command()(getattr(commands, name))
-for name in ("cache", "timeline"):
-    app.command()(getattr(commands, name))
-app.command()(ablation.ablation)
-app.command()(commands.report)
+for command in (
+    commands.prompts,
+    commands.latency,
+    commands.passes,
+    commands.sampling,
+    commands.throughput,
+    commands.load,
+    commands.overload,
+    commands.overhead,
+    commands.profile,
+    commands.cache,
+    commands.timeline,
+    ablation.ablation,
+    commands.report,
+):
+    app.command()(command)
