@@ -15,7 +15,7 @@ Row: TypeAlias = Mapping[str, Any]
 Label: TypeAlias = Callable[[Row], str] | str
 
 # Without a terminal rich assumes 80 columns, which would break every row of a log file.
-MIN_WIDTH = 140
+MIN_WIDTH = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,16 @@ def print_tables(report: Mapping[str, Any], tables: Iterable[Table], line: str, 
 def _tables(report: Mapping[str, Any], table: Table) -> Iterator[rich.table.Table]:
     rows = [row for row in report.get(table.source, ()) if table.where(row)]
     title, names = text(table.title, report["settings"]), table.columns.split()
+    headings = [name.replace("_", " ") for name in names]
+    if table.across:
+        title = f"{title}: {' · '.join(headings)}"
     for group in dict.fromkeys(row[table.by] if table.by else "" for row in rows):
         taken = [row for row in rows if not table.by or row[table.by] == group]
         drawn = rich.table.Table(title=f"{group}: {title}" if group else title)
         drawn.add_column("", no_wrap=True)
         across = list(dict.fromkeys(row[table.across] for row in taken)) if table.across else []
-        headings = [name.replace("_", " ") for name in names]
-        for heading in [f"{value}: {' · '.join(headings)}" for value in across] or headings:
-            drawn.add_column(heading, justify="right", overflow="fold")
+        for heading in across or headings:
+            drawn.add_column(str(heading), justify="right", overflow="fold")
         for label in dict.fromkeys(text(table.label, row) for row in taken):
             same = [row for row in taken if text(table.label, row) == label]
             if across:

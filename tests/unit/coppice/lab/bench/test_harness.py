@@ -80,7 +80,7 @@ def test_a_report_is_written_drawn_and_printed_from_what_a_suite_declares(
         "Flat, 2 runs",
         "on x2",
         "4 (2 to 6)",
-        "2: speed · num missing",
+        "Pivot: speed · num missing",
         "4 (2 to 6) · -",
         "on/off",
         "MISMATCH: on differs",
