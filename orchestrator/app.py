@@ -24,7 +24,7 @@ from orchestrator.api.authentication import Authentication
 from orchestrator.api.service import SERVICE_NAME, InferenceService, RequestLimits
 from orchestrator.api.tenant_usage import TenantUsage
 from orchestrator.api.token_file import TokenFile
-from orchestrator.api.validation import max_request_bytes, request_sizes
+from orchestrator.api.validation import detokenize_sizes, max_request_bytes, request_sizes, tokenize_sizes
 from orchestrator.config import Config
 from orchestrator.peers.drafter_client import DraftedTarget, DrafterClient, DrafterPool
 from orchestrator.peers.peer_channel import Dial, dial
@@ -129,7 +129,13 @@ async def running(
         if config.metrics_port:
             await _serve_metrics(stack, config, service, certificates, to_peers)
         max_context = verifiers.info.max_context_tokens
-        sizes = SizeChecks({f"/{SERVICE_NAME}/Generate": request_sizes(max_context)})
+        sizes = SizeChecks(
+            {
+                f"/{SERVICE_NAME}/Generate": request_sizes(max_context),
+                f"/{SERVICE_NAME}/Tokenize": tokenize_sizes(max_context),
+                f"/{SERVICE_NAME}/Detokenize": detokenize_sizes(max_context),
+            }
+        )
         server = Server(
             [SERVICE_NAME],
             certificates,

@@ -232,6 +232,7 @@ class Topology:
         env = {
             "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.http_port}",
             "ORCHESTRATOR_ADDRESS": self.address,
+            "METRICS": "on",
             "GRACE_S": f"{GRACE_S:g}",
         }
         if files := tls_files(self._spec.tls):

@@ -16,8 +16,30 @@ from typing import Any, NoReturn
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 
 FIELD = "messages"
+TOOLS = "messages.tools"
 MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
+MAX_TOOLS = 128
+MAX_NAME_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; `arguments` is the text of a JSON object.
+
+    Raises:
+        InvalidRequestError: a text is too long, there is no name, or the arguments are no JSON object.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def __post_init__(self) -> None:
+        _check_names("a tool call", self.id, self.name)
+        if not self.name:
+            raise InvalidRequestError(FIELD, "a tool call must have a name")
+        _object(FIELD, "arguments of a tool call", self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +47,34 @@ class ChatMessage:
     """One message. Roles are up to the template.
 
     Raises:
-        InvalidRequestError: the role is empty or too long.
+        InvalidRequestError: the role is empty, or a name is too long.
     """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.role.encode()) <= MAX_ROLE_BYTES:
             raise InvalidRequestError(FIELD, f"a role must have 1 to {MAX_ROLE_BYTES} bytes")
+        _check_names("a message", self.tool_call_id, self.name)
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates know it; fields that are empty are left out."""
+        fields: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            fields["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        named = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return fields | {field: text for field, text in named.items() if text}
 
 
 class ChatTemplate:
@@ -43,21 +84,25 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Prompt for the next answer.
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+        """Prompt for the next answer, which may call `tools`, texts of JSON objects.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation, or renders an empty prompt.
-            UnsupportedError: there is no template, or it is not valid.
+            InvalidRequestError: the template refuses the conversation, or renders an empty prompt; or a tool is no JSON
+                object.
+            UnsupportedError: there is no template, it is not valid, or it has no place for tools.
         """
         template = self._template
         if isinstance(template, str):
             raise UnsupportedError(f"{FIELD}: {template}")
+        described = [_object(TOOLS, "a tool", tool) for tool in tools]
+        if described and not self._has_tools:
+            raise UnsupportedError(f"{TOOLS}: the target's chat template has no place for tools")
         try:
             prompt: str = template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=[message.for_template() for message in messages],
                 add_generation_prompt=True,
-                tools=None,
+                tools=described or None,
                 documents=None,
                 **self._special_tokens,
             )
@@ -71,6 +116,13 @@ class ChatTemplate:
         return prompt
 
     @cached_property
+    def _has_tools(self) -> bool:
+        """Whether a valid template reads `tools`."""
+        from jinja2 import meta
+
+        return "tools" in meta.find_undeclared_variables(_environment().parse(self._source))
+
+    @cached_property
     def _template(self) -> Any:
         """The compiled template, or a text that says why there is none."""
         if not self._source:
@@ -82,6 +134,22 @@ class ChatTemplate:
             return _environment().from_string(self._source)
         except jinja2.TemplateError as error:
             return f"the target's chat template cannot be used: {_reason(error)}"
+
+
+def _check_names(what: str, *names: str) -> None:
+    if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise InvalidRequestError(FIELD, f"ids and names of {what} must have at most {MAX_NAME_BYTES} bytes")
+
+
+def _object(field: str, what: str, text: str) -> dict[str, Any]:
+    """The JSON object of a text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(field, f"{what} must be a JSON object")
+    return value
 
 
 def _environment() -> Any:

@@ -89,9 +89,9 @@ class TargetTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skips_special: bool = True) -> str:
+        """Text of token ids, without special tokens or with their names."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skips_special)
         return text
 
     def token_text(self, token_id: int) -> str:

@@ -17,14 +17,25 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coppice.gateway.config import GatewayConfig
+from coppice.gateway.counts import GatewayCounts
+from coppice.gateway.endpoint import Endpoint, caller_metadata
 from coppice.gateway.errors import ApiError
-from coppice.gateway.generation import ChatCompletions, Completions, caller_metadata
+from coppice.gateway.generation import ChatCompletions, Completions
 from coppice.gateway.http_server import serving
+from coppice.gateway.tokens import Detokenize, Tokenize
 from coppice.gateway.upstream import ServedModel, Upstream
 from coppice.net.certificates import read_certificates
 from coppice.net.rpc import is_loopback
 
 logger = logging.getLogger(__name__)
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ENDPOINTS: dict[str, type[Endpoint]] = {
+    "/v1/completions": Completions,
+    "/v1/chat/completions": ChatCompletions,
+    "/tokenize": Tokenize,
+    "/detokenize": Detokenize,
+}
 
 
 @dataclass(frozen=True)
@@ -56,15 +67,16 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 def application(upstream: Upstream, config: GatewayConfig) -> Starlette:
     """The ASGI application."""
-    models = Models(upstream)
+    models, counts = Models(upstream), GatewayCounts()
     routes = [
-        Route("/v1/completions", Completions(upstream, config), methods=["POST"]),
-        Route("/v1/chat/completions", ChatCompletions(upstream, config), methods=["POST"]),
+        *(Route(path, kind(upstream, config, counts), methods=["POST"]) for path, kind in ENDPOINTS.items()),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/health", _health, methods=["GET"]),
         Route("/ready", models.ready, methods=["GET"]),
     ]
+    if config.metrics == "on":
+        routes.append(Route("/metrics", lambda _: Response(counts.page(), media_type=METRICS_TYPE), methods=["GET"]))
     middleware = []
     if config.allowed_origins:
         origins = list(config.allowed_origins)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from coppice.gateway.tool_calls import AnswerParser, CallDelta
 from coppice.v1 import inference_pb2, sampling_pb2
 
 _LENGTHS = (sampling_pb2.FINISH_REASON_LENGTH, sampling_pb2.FINISH_REASON_CONTEXT_LENGTH)
@@ -73,34 +74,53 @@ class _Choice:
 class ChatChoice(_Choice):
     """A choice of /v1/chat/completions."""
 
-    def __init__(self, index: int, wanted: Wanted) -> None:
+    def __init__(self, index: int, wanted: Wanted, parser: AnswerParser) -> None:
         super().__init__(index, wanted)
+        self._parser = parser
+        self._calls: list[dict[str, Any]] = []
         self._log_probs: list[dict[str, Any]] = []
         self._has_begun = False
 
     def add(self, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
         """Add the output's next message; returns the choice of a chunk, None if there is nothing to say."""
         self._read(message)
-        self._text.append(message.text)
         log_probs = [_chat_log_prob(one) for one in message.log_probs]
         self._log_probs += log_probs
         ended = message.HasField("finished")
-        if not (message.text or log_probs or message.token_ids or ended):
+        delta = self._delta(self._parser.push(message.text, ended))
+        if ended and self._calls and self._finish_reason == "stop":
+            self._finish_reason = "tool_calls"
+        if not (delta or log_probs or message.token_ids or ended):
             return None
-        delta: dict[str, Any] = {}
         if not self._has_begun:
             self._has_begun = True
-            delta = {"role": "assistant", "content": ""}
-        if message.text:
-            delta["content"] = message.text
+            delta = {"role": "assistant", "content": "", **delta}
         shown = {"content": log_probs} if self._wanted.log_probs and log_probs else None
         return {"index": self._index, "delta": delta, "logprobs": shown, **self._ended(message.token_ids)}
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer in one piece, after the last message."""
-        answer: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
+        content = "".join(self._text)
+        answer: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._calls:
+            answer |= {"content": content or None, "tool_calls": self._calls}
         shown = {"content": self._log_probs} if self._wanted.log_probs else None
         return {"index": self._index, "message": answer, "logprobs": shown, **self._ended(self._token_ids)}
+
+    def _delta(self, pieces: Sequence[str | CallDelta]) -> dict[str, Any]:
+        """Content and calls of a chunk, which are also put to those before."""
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [self._call(piece) for piece in pieces if isinstance(piece, CallDelta)]
+        self._text.append(content)
+        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+
+    def _call(self, part: CallDelta) -> dict[str, Any]:
+        if part.id is None:
+            self._calls[part.index]["function"]["arguments"] += part.arguments
+            return {"index": part.index, "function": {"arguments": part.arguments}}
+        function = {"name": part.name, "arguments": part.arguments}
+        self._calls.append({"id": part.id, "type": "function", "function": dict(function)})
+        return {"index": part.index, "id": part.id, "type": "function", "function": function}
 
 
 class CompletionChoice(_Choice):

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from coppice.net.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
-from coppice.settings import Mebibytes, Rule, Seconds, Settings, is_address, parts
+from coppice.settings import Mebibytes, Rule, Seconds, Settings, Switch, is_address, parts
 
 ANY_ORIGIN = "*"
 
@@ -42,6 +42,9 @@ class GatewayConfig(Settings):
     allowed_origins: Annotated[
         tuple[str, ...], BeforeValidator(parts), Rule("origins separated by commas, or *", lambda _: True)
     ] = Field(default=(), description="Origins of web pages that may call it (CORS); empty: none, `*`: all.")
+    metrics: Switch = Field(
+        default="off", description="Serve the gateway's own metrics under `/metrics`, to every client."
+    )
 
     tls_cert: str = Field(default="", description="PEM file of the certificate to serve with; empty: plain HTTP.")
     tls_key: str = Field(default="", description="PEM file of the certificate's key.")

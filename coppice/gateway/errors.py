@@ -75,14 +75,14 @@ def invalid(param: str, text: str) -> ApiError:
     return ApiError(400, f"{param}: {text}", param=param)
 
 
-def from_rpc(error: grpc.aio.AioRpcError, rename: Callable[[str], str]) -> ApiError:
-    """Error of a failed call; `rename` gives the HTTP name of a field of the gRPC request."""
+def from_rpc(error: grpc.aio.AioRpcError, rename: Callable[[str], str | None]) -> ApiError:
+    """Error of a failed call; `rename` gives the HTTP name of a field of the gRPC request, None for the same."""
     failed = RequestFailedError(error)
     status, kind, code = _STATUSES.get(failed.code, (500, SERVER, None))
     message, param = failed.details, None
     field, colon, text = failed.details.partition(": ")
     if status == 400 and colon and (failed.fields == (field,) or (code == UNSUPPORTED and " " not in field)):
-        param = rename(field)
+        param = rename(field) or field
         message = f"{param}: {text}"
     if failed.code == _CODE.RESOURCE_EXHAUSTED and failed.retry_after_s is None:
         # No matter of load: the message is larger than what the orchestrator reads.

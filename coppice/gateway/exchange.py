@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -33,7 +33,8 @@ class HttpExchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = Headers(scope=scope)
         self.headers_sent: dict[str, str] = {}
-        self.has_begun = False
+        # Of the answer, once it has begun.
+        self.status: int | None = None
         self._receive = receive
         self._send = send
         self._last_s = asyncio.get_running_loop().time()
@@ -85,14 +86,14 @@ class HttpExchange:
 
     async def answer(self, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole answer as JSON."""
-        body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        body = _json(content)
         length = {"content-type": "application/json", "content-length": str(len(body))}
         await self._begin(status, length | dict(headers or {}))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, error: ApiError) -> None:
         """Send an error: as the answer, or as the last event of a stream that has begun."""
-        if not self.has_begun:
+        if self.status is None:
             # What is left of a body that is too large is not read.
             closing = {"connection": "close"} if error.status == 413 else {}
             await self.answer(error.status, error.body(), error.headers() | closing)
@@ -102,7 +103,7 @@ class HttpExchange:
 
     async def event(self, content: Any) -> None:
         """Send an event of a stream."""
-        await self._chunk(b"data: %b\n\n" % json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+        await self._chunk(b"data: %b\n\n" % _json(content))
 
     async def end(self) -> None:
         """End a stream."""
@@ -127,16 +128,21 @@ class HttpExchange:
                 await self._chunk(COMMENT)
 
     async def _chunk(self, data: bytes, more: bool = True) -> None:
-        if not self.has_begun:
+        if self.status is None:
             await self._begin(200, _STREAM_HEADERS)
         self._last_s = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self.has_begun = True
+        self.status = status
         raw = [(name.encode(), value.encode("latin-1")) for name, value in (self.headers_sent | dict(headers)).items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _json(content: Any) -> bytes:
+    """JSON of plain values, in UTF-8. A number that JSON does not have is null."""
+    return to_json(content, inf_nan_mode="null")

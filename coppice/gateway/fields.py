@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from coppice.gateway.errors import UNSUPPORTED, ApiError, invalid, unsupported
+from coppice.gateway.errors import ApiError, invalid, unsupported
 
 # Prompts of one request for completions; each is a call of its own.
 MAX_PROMPTS = 64
@@ -140,13 +140,60 @@ class TextPart(_Body):
     text: str
 
 
+class FunctionCallFields(_Body):
+    """`function` of a call; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallFields(_Body):
+    """A call in a message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCallFields
+    index: int | None = None
+
+
+class FunctionFields(_Body):
+    """`function` of a tool."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFields(_Body):
+    """A tool that an answer may call."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class ChosenFunction(_Body):
+    """`function` of a chosen tool."""
+
+    name: str
+
+
+class ChosenTool(_Body):
+    """`tool_choice` that names the tool to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class MessageFields(_Body):
     """A message of a conversation. The last ones may only be null, as in answers that are sent back."""
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: str | None = None
 
-    name: None = None
     refusal: None = None
     audio: None = None
     annotations: None = None
@@ -160,6 +207,34 @@ class MessageFields(_Body):
         return self.content or ""
 
 
+class TokenizeFields(_Body):
+    """Body of /tokenize: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[MessageFields] | None = None
+    tools: list[ToolFields] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_input(self) -> TokenizeFields:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: exactly one of prompt and messages must be given")
+        if self.messages is None and self.tools is not None:
+            raise ValueError("tools: need messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens: is for a prompt; a conversation's template has special tokens itself")
+        return self
+
+
+class DetokenizeFields(_Body):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIdList
+
+
 class ChatFields(GenerationFields):
     """Body of /v1/chat/completions. The last ones may only have the value of doing nothing."""
 
@@ -167,11 +242,13 @@ class ChatFields(GenerationFields):
     max_completion_tokens: Uint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
 
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
-    parallel_tool_calls: Literal[True] | None = None
     functions: None = None
     function_call: None = None
     audio: None = None
@@ -185,6 +262,13 @@ class ChatFields(GenerationFields):
     def _fit_together(self) -> ChatFields:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two have the same name")
+        if not names and self.tool_choice not in (None, "none", "auto"):
+            raise ValueError("tool_choice: needs tools")
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice: names a tool that is not among tools")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens: means the same as max_completion_tokens; give one of them")
         return self
@@ -193,9 +277,9 @@ class ChatFields(GenerationFields):
 # Fields that are known, and refused unless they ask for nothing.
 _NEUTRAL = frozenset(
     {
-        "best_of", "echo", "suffix", "store", "service_tier", "modalities", "parallel_tool_calls", "functions",
-        "function_call", "audio", "prediction", "metadata", "reasoning_effort", "verbosity", "web_search_options",
-        "name", "refusal", "annotations",
+        "best_of", "echo", "suffix", "store", "service_tier", "modalities", "functions", "function_call",
+         "audio", "prediction", "metadata", "reasoning_effort", "verbosity", "web_search_options",
+        "refusal", "annotations",
     }
 )  # fmt: skip
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -242,5 +326,4 @@ def _path(location: tuple[int | str, ...]) -> str:
     return ".".join(kept)
 
 
-_MEMBERS = frozenset({"str", "int", "bool", "float", "none", "dict", "constrained-int"})
-__all__ = ["UNSUPPORTED", "ChatFields", "CompletionFields", "GenerationFields", "MessageFields", "parse"]
+_MEMBERS = frozenset({"str", "int", "bool", "float", "none", "dict", "constrained-int", "ChosenTool"})

@@ -3,103 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import grpc
-from pydantic import BaseModel
-from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
 
 from coppice.gateway.choices import AnswerChoice, ChatChoice, CompletionChoice, Wanted, usage_fields
-from coppice.gateway.config import GatewayConfig
-from coppice.gateway.errors import SERVER, ApiError, from_rpc, invalid
-from coppice.gateway.exchange import ClientGoneError, HttpExchange
-from coppice.gateway.fields import ChatFields, CompletionFields, GenerationFields, parse
+from coppice.gateway.endpoint import Endpoint, caller_metadata
+from coppice.gateway.errors import from_rpc
+from coppice.gateway.exchange import HttpExchange
+from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
+from coppice.gateway.tool_calls import AnswerParser, ForcedCall, PlainText, RequiredCall, TaggedCalls
 from coppice.gateway.translation import chat_request, completion_requests, renaming
-from coppice.gateway.upstream import Call, Metadata, ServedModel, Upstream
-from coppice.net.access_token import METADATA_KEY
-from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
+from coppice.gateway.upstream import Call, ServedModel
 from coppice.v1 import inference_pb2
-
-logger = logging.getLogger(__name__)
-
-TENANT_KEY = "x-tenant-id"
-REQUEST_ID = "x-request-id"
-REQUEST_TIMEOUT = "x-request-timeout"
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Names of an API's answers, and its choices."""
+    """Names of an API's answers."""
 
     prefix: str
     whole: str
     chunk: str
-    choice: type[ChatChoice] | type[CompletionChoice]
-
-
-class Endpoint:
-    """An endpoint that takes a JSON object, as an ASGI application; subclasses answer its fields."""
-
-    kind: ClassVar[type[BaseModel]]
-
-    def __init__(self, upstream: Upstream, config: GatewayConfig) -> None:
-        self._upstream = upstream
-        self._config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; errors in OpenAI's shape."""
-        identity = uuid.uuid4().hex
-        exchange = HttpExchange(scope, receive, send)
-        try:
-            identity = _identity(exchange) or identity
-            request_id.set(identity)
-            exchange.headers_sent[REQUEST_ID] = identity
-            fields = parse(await exchange.json_body(self._config.max_body_mib * _MIB), self.kind)
-            await self.respond(exchange, fields, identity)
-        except ApiError as error:
-            await exchange.refuse(error)
-        except ClientGoneError:
-            logger.debug("the client has left")
-        except asyncio.CancelledError:
-            # Only at the end of the process's grace; the task ends with this answer.
-            await exchange.refuse(ApiError(503, "the server is stopping", SERVER, code="unavailable"))
-        except Exception:
-            # Its text may have what is private; the id finds it in the log.
-            logger.exception("unexpected error")
-            await exchange.refuse(ApiError(500, f"internal error, request {identity}", SERVER))
-
-    async def respond(self, exchange: HttpExchange, fields: Any, identity: str) -> None:
-        """Answer valid fields.
-
-        Raises:
-            ApiError: they are refused.
-            ClientGoneError: the client has left.
-        """
-        raise NotImplementedError
-
-    def timeout_s(self, exchange: HttpExchange) -> float:
-        """Seconds that a request may take: what it asks for, at most what is configured.
-
-        Raises:
-            ApiError: it asks for what is no number above 0.
-        """
-        text = exchange.headers.get(REQUEST_TIMEOUT)
-        if text is None:
-            return self._config.request_timeout_s
-        try:
-            wanted_s = float(text)
-        except ValueError:
-            wanted_s = 0.0
-        if not wanted_s > 0:
-            raise invalid(REQUEST_TIMEOUT, "must be a number of seconds above 0")
-        return min(wanted_s, self._config.request_timeout_s)
 
 
 class Generate(Endpoint):
@@ -115,6 +45,10 @@ class Generate(Endpoint):
         """
         raise NotImplementedError
 
+    def choice(self, fields: Any, index: int) -> AnswerChoice:
+        """A choice of the answer, without text."""
+        raise NotImplementedError
+
     async def respond(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
         """Answer whole, or in a stream of events."""
         metadata = caller_metadata(exchange.headers, fields.user)
@@ -122,7 +56,7 @@ class Generate(Endpoint):
         requests = self.requests(fields, identity)
         model = await self._upstream.model_named(fields.model, metadata)
         calls = [self._upstream.generate(request, metadata, timeout_s) for request in requests]
-        answer = Answer(self.form, model, fields, len(calls), identity)
+        answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
         rename = renaming(fields)
         try:
             async with exchange.watched(lambda: _cancel(calls)):
@@ -141,39 +75,49 @@ class Completions(Generate):
     """/v1/completions."""
 
     kind = CompletionFields
-    form = AnswerForm("cmpl-", "text_completion", "text_completion", CompletionChoice)
+    form = AnswerForm("cmpl-", "text_completion", "text_completion")
 
     def requests(self, fields: CompletionFields, identity: str) -> list[inference_pb2.GenerateRequest]:
         """Requests of the contract, one per prompt."""
         return completion_requests(fields, identity)
+
+    def choice(self, fields: CompletionFields, index: int) -> AnswerChoice:
+        """A choice without text."""
+        return CompletionChoice(index, Wanted(fields.logprobs is not None, bool(fields.return_token_ids)))
 
 
 class ChatCompletions(Generate):
     """/v1/chat/completions."""
 
     kind = ChatFields
-    form = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk", ChatChoice)
+    form = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk")
 
     def requests(self, fields: ChatFields, identity: str) -> list[inference_pb2.GenerateRequest]:
         """The request of the contract."""
         return [chat_request(fields, identity)]
+
+    def choice(self, fields: ChatFields, index: int) -> AnswerChoice:
+        """A choice without text."""
+        return ChatChoice(index, Wanted(bool(fields.logprobs), bool(fields.return_token_ids)), _parser(fields))
 
 
 class Answer:
     """An answer that grows: its choices, in chunks and whole."""
 
     def __init__(
-        self, form: AnswerForm, model: ServedModel, fields: GenerationFields, num_prompts: int, identity: str
+        self,
+        form: AnswerForm,
+        model: ServedModel,
+        fields: GenerationFields,
+        identity: str,
+        new_choice: Callable[[int], AnswerChoice],
     ) -> None:
         self._form = form
         self._head = {"id": form.prefix + identity, "created": int(time.time()), "model": model.name}
         self._fingerprint = {"system_fingerprint": model.info.serving_fingerprint or None}
         self._num_outputs = 1 if fields.n is None else fields.n
-        # False and None ask for none; /v1/completions has a number, which may be 0.
-        log_probs = getattr(fields, "logprobs", None)
-        wanted = Wanted(log_probs is not None and log_probs is not False, bool(fields.return_token_ids))
-        # Bounded by what the orchestrator takes; made when they begin.
-        self._make: Callable[[int], AnswerChoice] = lambda index: form.choice(index, wanted)
+        # Made when their outputs begin: the number is the request's, and may be refused.
+        self._new_choice = new_choice
         self._choices: dict[int, AnswerChoice] = {}
         self._tells_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
 
@@ -182,7 +126,7 @@ class Answer:
         index = place * self._num_outputs + message.output_index
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = self._make(index)
+            choice = self._choices[index] = self._new_choice(index)
         shown = choice.add(message)
         return None if shown is None else self._chunk([shown])
 
@@ -281,38 +225,14 @@ async def _stream(
     await exchange.end()
 
 
-def caller_metadata(headers: Headers, user: str | None = None) -> Metadata:
-    """Metadata of the caller's calls: its token as it is; without one, `user` is the tenant.
-
-    Raises:
-        ApiError: a header or the user cannot be sent on.
-    """
-    tokens = headers.getlist(METADATA_KEY)
-    if tokens:
-        if len(tokens) > 1 or not _is_printable(tokens[0]):
-            raise ApiError(401, "a valid bearer token is needed", "authentication_error", code="invalid_api_key")
-        return ((METADATA_KEY, tokens[0]),)
-    if not user:
-        return ()
-    if not _is_printable(user):
-        raise invalid("user", "must be printable ASCII")
-    return ((TENANT_KEY, user),)
-
-
-def _identity(exchange: HttpExchange) -> str:
-    """Id that the client has chosen for its request; empty if it has none.
-
-    Raises:
-        ApiError: it is too long, or cannot be a header.
-    """
-    identity = exchange.headers.get(REQUEST_ID, "")
-    if len(identity) > MAX_REQUEST_ID_BYTES or not _is_printable(identity):
-        raise invalid(REQUEST_ID, f"must be at most {MAX_REQUEST_ID_BYTES} characters of printable ASCII")
-    return identity
-
-
-def _is_printable(text: str) -> bool:
-    return text.isascii() and text.isprintable()
+def _parser(fields: ChatFields) -> AnswerParser:
+    """Reader of the calls that an answer may have."""
+    names, call_id = [tool.function.name for tool in fields.tools or ()], f"call_{uuid.uuid4().hex[:24]}"
+    if not names or fields.tool_choice == "none":
+        return PlainText()
+    if isinstance(fields.tool_choice, ChosenTool):
+        return ForcedCall(fields.tool_choice.function.name, call_id)
+    return RequiredCall(names, call_id) if fields.tool_choice == "required" else TaggedCalls(names, call_id)
 
 
 def _cancel(calls: Sequence[Call]) -> None:

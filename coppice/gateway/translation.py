@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coppice.client import ACCEPTANCE
-from coppice.gateway.errors import invalid
-from coppice.gateway.fields import MAX_PROMPTS, ChatFields, CompletionFields, GenerationFields, SpeculationFields
+from coppice.gateway.errors import invalid, unsupported
+from coppice.gateway.fields import (
+    MAX_PROMPTS,
+    ChatFields,
+    ChosenTool,
+    CompletionFields,
+    GenerationFields,
+    MessageFields,
+    SpeculationFields,
+    ToolFields,
+)
 from coppice.v1 import inference_pb2, sampling_pb2
 
 # Of OpenAI's API; the contract's own default temperature is 0, and its completions go on to the context's end.
@@ -30,6 +39,8 @@ _STOPPING = ("min_tokens", "ignore_eos")
 _RENAMED = {
     "num_outputs": "n",
     "token_ids": "prompt",
+    "messages.tools": "tools",
+    "messages.tool_calls": "messages",
     "stopping.stop_strings": "stop",
     "response.top_log_probs": "top_logprobs",
     "x-tenant-id": "user",
@@ -70,15 +81,69 @@ def chat_request(fields: ChatFields, request_id: str) -> inference_pb2.GenerateR
         ApiError: a field cannot be served.
     """
     request = _request(fields, request_id)
-    for message in fields.messages:
-        # Templates know the older of the two names.
-        role = "system" if message.role == "developer" else message.role
-        request.messages.messages.add(role=role, content=message.text)
-    request.messages.SetInParent()
+    _check_tools(fields)
+    used = () if fields.tool_choice == "none" else fields.tools or ()
+    request.messages.CopyFrom(conversation(fields.messages, used))
     if fields.max_completion_tokens is not None:
         request.stopping.max_tokens = fields.max_completion_tokens
     _ask_log_probs(request, (fields.top_logprobs or 0) if fields.logprobs else None)
     return request
+
+
+def conversation(messages: Sequence[MessageFields], tools: Sequence[ToolFields]) -> inference_pb2.ChatMessages:
+    """A conversation, and the tools that its answer may call."""
+    said = inference_pb2.ChatMessages(tools=[json.dumps(tool.model_dump(exclude_none=True)) for tool in tools])
+    for message in messages:
+        # Templates know the older of the two names.
+        role = "system" if message.role == "developer" else message.role
+        one = said.messages.add(
+            role=role, content=message.text, tool_call_id=message.tool_call_id or "", name=message.name or ""
+        )
+        for call in message.tool_calls or ():
+            one.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
+    return said
+
+
+def _check_tools(fields: ChatFields) -> None:
+    if fields.tool_choice in (None, "auto"):
+        if fields.tools and fields.parallel_tool_calls is False:
+            raise unsupported("parallel_tool_calls", "cannot be false unless tool_choice asks for a call")
+        # What a model calls of itself is not held to a schema.
+        if any(tool.function.strict for tool in fields.tools or ()):
+            raise unsupported("tools", "strict is kept only where tool_choice asks for a call")
+
+
+def _call_grammar(tools: Sequence[ToolFields], choice: str | ChosenTool | None) -> sampling_pb2.Grammar | None:
+    """Grammar of a call that is asked for: arguments of the chosen tool, or a call of any; None where none is."""
+    if isinstance(choice, ChosenTool):
+        [schema] = [_parameters(tool) for tool in tools if tool.function.name == choice.function.name]
+        return json_grammar(schema)
+    return json_grammar(_any_call(tools)) if choice == "required" else None
+
+
+def _any_call(tools: Sequence[ToolFields]) -> Mapping[str, Any]:
+    """JSON schema of a call of any of these tools."""
+    shared: dict[str, dict[str, Any]] = {}
+    calls = []
+    for tool in tools:
+        schema = dict(_parameters(tool))
+        # References go by the root.
+        for place in ("$defs", "definitions"):
+            meanings = schema.pop(place, {})
+            if not isinstance(meanings, dict):
+                raise invalid("tools", f"{place} of parameters must be an object")
+            for name, meaning in meanings.items():
+                if shared.setdefault(place, {}).setdefault(name, meaning) != meaning:
+                    raise unsupported("tools", f"two give {name!r} another meaning in {place}")
+        properties = {"name": {"const": tool.function.name}, "arguments": schema}
+        calls.append(
+            {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        )
+    return {"anyOf": calls, **shared}
+
+
+def _parameters(tool: ToolFields) -> Mapping[str, Any]:
+    return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def renaming(fields: GenerationFields) -> Callable[[str], str]:
@@ -163,6 +228,8 @@ def _grammars(fields: GenerationFields) -> dict[str, sampling_pb2.Grammar]:
     """Grammars by the field that asks for one."""
     found: dict[str, sampling_pb2.Grammar] = {}
     form, guide = fields.response_format, fields.structured_outputs
+    if isinstance(fields, ChatFields) and (call := _call_grammar(fields.tools or (), fields.tool_choice)) is not None:
+        found["tool_choice"] = call
     if form is not None and form.type != "text":
         found["response_format"] = json_grammar(ANY_OBJECT if form.json_schema is None else form.json_schema.schema_)
     if fields.guided_json is not None:

@@ -74,19 +74,52 @@ class Upstream:
         self._known, self._known_s = ServedModel(name, info), time.monotonic()
         return self._known
 
-    async def model_named(self, name: str, metadata: Metadata) -> ServedModel:
-        """The served model, if a request means it. What is known is used again, for a while and for this name only.
+    async def model_named(self, name: str | None, metadata: Metadata) -> ServedModel:
+        """The served model, if a request means it; None means any. What is known of it is used again for a while.
 
         Raises:
             ApiError: another model is served, the orchestrator refuses the caller, or it is not there.
         """
-        if self._known is not None and time.monotonic() - self._known_s < KNOWN_S and self._known.is_named(name):
-            return self._known
+        known, is_fresh = self._known, time.monotonic() - self._known_s < KNOWN_S
+        if known is not None and is_fresh and (name is None or known.is_named(name)):
+            return known
         model = await self.model(metadata)
-        if not model.is_named(name):
+        if name is not None and not model.is_named(name):
             text = f"the model {name[:200]!r} does not exist; {model.name!r} is served"
             raise ApiError(404, text, param="model", code="model_not_found")
         return model
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, timeout_s: float
+    ) -> inference_pb2.TokenizeResponse:
+        """Tokens of a prompt or a conversation.
+
+        Raises:
+            ApiError: the orchestrator refuses it, or is not there.
+        """
+        try:
+            answer: inference_pb2.TokenizeResponse = await self._stub.Tokenize(
+                request, timeout=timeout_s, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, {"messages.tools": "tools"}.get) from error
+        return answer
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, timeout_s: float
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of tokens.
+
+        Raises:
+            ApiError: the orchestrator refuses it, or is not there.
+        """
+        try:
+            answer: inference_pb2.DetokenizeResponse = await self._stub.Detokenize(
+                request, timeout=timeout_s, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, {"token_ids": "tokens"}.get) from error
+        return answer
 
     async def is_serving(self) -> bool:
         """Whether the orchestrator takes requests; health checks need no token."""

@@ -26,51 +26,61 @@ from coppice.v1 import sampling_pb2 as coppice_dot_v1_dot_sampling__pb2
 from coppice.v1 import tree_pb2 as coppice_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63oppice/v1/inference.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\xd5\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.coppice.v1.TokenIdsH\x00\x12,\n\x08messages\x18\x0c \x01(\x0b\x32\x18.coppice.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12-\n\x08stopping\x18\x05 \x01(\x0b\x32\x1b.coppice.v1.StoppingOptions\x12-\n\x08response\x18\x06 \x01(\x0b\x32\x1b.coppice.v1.ResponseOptions\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.coppice.v1.SpeculationPolicy\x12\x18\n\x10resume_token_ids\x18\x08 \x03(\r\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x18\n\x0bnum_outputs\x18\x0b \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0b\n\t_priorityB\x0e\n\x0c_num_outputs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.coppice.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xab\x01\n\x0fResponseOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rtop_log_probs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btoken_bytes\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x10\n\x0e_top_log_probsB\x0e\n\x0c_token_bytes\"\xcc\x02\n\x11SpeculationPolicy\x12\x30\n\x04mode\x18\x01 \x01(\x0e\x32\".coppice.v1.SpeculationPolicy.Mode\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x16\n\tmax_nodes\x18\x03 \x01(\rH\x00\x88\x01\x01\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12(\n\texactness\x18\x05 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12(\n\tdenoising\x18\x06 \x01(\x0b\x32\x15.coppice.v1.Denoising\"J\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x12\x0f\n\x0bMODE_FORCED\x10\x03\x42\x0c\n\n_max_nodes\"\xc8\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12&\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x14.coppice.v1.Finished\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.coppice.v1.Usage\x12\x31\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1c.coppice.v1.SpeculationStats\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.coppice.v1.Timing\x12,\n\tlog_probs\x18\t \x03(\x0b\x32\x19.coppice.v1.TokenLogProbs\x12\x14\n\x0coutput_index\x18\n \x01(\rB\x07\n\x05_seed\"\x81\x01\n\rTokenLogProbs\x12\x10\n\x08log_prob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x15\n\rtop_log_probs\x18\x03 \x03(\x02\x12\x12\n\x05token\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\ntop_tokens\x18\x05 \x03(\x0c\x42\x08\n\x06_token\"\\\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.coppice.v1.FinishReason\x12\x17\n\nstop_match\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_stop_match\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\x88\x03\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x16\n\x0eredraft_tokens\x18\x04 \x01(\r\x12(\n\x07sources\x18\x05 \x03(\x0b\x32\x17.coppice.v1.SourceStats\x12\x1f\n\x17rounds_drafted_by_depth\x18\x06 \x03(\r\x12 \n\x18rounds_accepted_by_depth\x18\x07 \x03(\r\x12\x14\n\x0cstale_drafts\x18\x08 \x01(\r\x12\x11\n\tnear_ties\x18\t \x01(\r\x12(\n\x07origins\x18\n \x03(\x0b\x32\x17.coppice.v1.OriginStats\x12\x19\n\x11\x65xpected_outcomes\x18\x0b \x01(\r\x12 \n\x18\x64raft_ahead_hits_by_rank\x18\x0c \x03(\r\x12 \n\x18outcomes_inside_expected\x18\r \x01(\r\"u\n\x0bOriginStats\x12\'\n\x06origin\x18\x01 \x01(\x0e\x32\x17.coppice.v1.DraftOrigin\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\"A\n\x0bSourceStats\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"\xda\x01\n\x06Timing\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\x12\x12\n\nforward_ms\x18\x04 \x01(\x01\x12\x11\n\tlinger_ms\x18\x05 \x01(\x01\x12&\n\x06passes\x18\x06 \x03(\x0b\x32\x16.coppice.v1.PassTiming\x12\x0f\n\x07\x64oor_ms\x18\x07 \x01(\x01\x12\x11\n\tprompt_ms\x18\x08 \x01(\x01\x12\x15\n\rfirst_pass_ms\x18\t \x01(\x01\x12\x11\n\tbubble_ms\x18\n \x01(\x01\";\n\nPassTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xe1\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x0f\n\x07sources\x18\x06 \x03(\t\x12(\n\texactness\x18\x07 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x11\n\tmax_nodes\x18\t \x01(\r\x12\x13\n\x0bmax_outputs\x18\n \x01(\r\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\x0b \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x15\n\rnum_verifiers\x18\x0c \x01(\r\x12\x10\n\x08refusals\x18\r \x03(\t\x12\"\n\x06rounds\x18\x0e \x01(\x0e\x32\x12.coppice.v1.Rounds\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x10 \x01(\t\x12\x1b\n\x13serving_fingerprint\x18\x11 \x01(\t\x12\x14\n\x0cquantization\x18\x12 \x01(\t*Q\n\x06Rounds\x12\x16\n\x12ROUNDS_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUNDS_ASYNCHRONOUS\x10\x01\x12\x16\n\x12ROUNDS_SYNCHRONOUS\x10\x02\x32\xae\x01\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.coppice.v1.GenerateRequest\x1a\x1c.coppice.v1.GenerateResponse0\x01\x12Q\n\x0cGetModelInfo\x12\x1f.coppice.v1.GetModelInfoRequest\x1a .coppice.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63oppice/v1/inference.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\xd5\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.coppice.v1.TokenIdsH\x00\x12,\n\x08messages\x18\x0c \x01(\x0b\x32\x18.coppice.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12-\n\x08stopping\x18\x05 \x01(\x0b\x32\x1b.coppice.v1.StoppingOptions\x12-\n\x08response\x18\x06 \x01(\x0b\x32\x1b.coppice.v1.ResponseOptions\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.coppice.v1.SpeculationPolicy\x12\x18\n\x10resume_token_ids\x18\x08 \x03(\r\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x18\n\x0bnum_outputs\x18\x0b \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0b\n\t_priorityB\x0e\n\x0c_num_outputs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"H\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.coppice.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x03(\t\"z\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.coppice.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xab\x01\n\x0fResponseOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rtop_log_probs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btoken_bytes\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x10\n\x0e_top_log_probsB\x0e\n\x0c_token_bytes\"\xcc\x02\n\x11SpeculationPolicy\x12\x30\n\x04mode\x18\x01 \x01(\x0e\x32\".coppice.v1.SpeculationPolicy.Mode\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x16\n\tmax_nodes\x18\x03 \x01(\rH\x00\x88\x01\x01\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12(\n\texactness\x18\x05 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12(\n\tdenoising\x18\x06 \x01(\x0b\x32\x15.coppice.v1.Denoising\"J\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x12\x0f\n\x0bMODE_FORCED\x10\x03\x42\x0c\n\n_max_nodes\"\xc8\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12&\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x14.coppice.v1.Finished\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.coppice.v1.Usage\x12\x31\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1c.coppice.v1.SpeculationStats\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.coppice.v1.Timing\x12,\n\tlog_probs\x18\t \x03(\x0b\x32\x19.coppice.v1.TokenLogProbs\x12\x14\n\x0coutput_index\x18\n \x01(\rB\x07\n\x05_seed\"\x81\x01\n\rTokenLogProbs\x12\x10\n\x08log_prob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x15\n\rtop_log_probs\x18\x03 \x03(\x02\x12\x12\n\x05token\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\ntop_tokens\x18\x05 \x03(\x0c\x42\x08\n\x06_token\"\\\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.coppice.v1.FinishReason\x12\x17\n\nstop_match\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_stop_match\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\x88\x03\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x16\n\x0eredraft_tokens\x18\x04 \x01(\r\x12(\n\x07sources\x18\x05 \x03(\x0b\x32\x17.coppice.v1.SourceStats\x12\x1f\n\x17rounds_drafted_by_depth\x18\x06 \x03(\r\x12 \n\x18rounds_accepted_by_depth\x18\x07 \x03(\r\x12\x14\n\x0cstale_drafts\x18\x08 \x01(\r\x12\x11\n\tnear_ties\x18\t \x01(\r\x12(\n\x07origins\x18\n \x03(\x0b\x32\x17.coppice.v1.OriginStats\x12\x19\n\x11\x65xpected_outcomes\x18\x0b \x01(\r\x12 \n\x18\x64raft_ahead_hits_by_rank\x18\x0c \x03(\r\x12 \n\x18outcomes_inside_expected\x18\r \x01(\r\"u\n\x0bOriginStats\x12\'\n\x06origin\x18\x01 \x01(\x0e\x32\x17.coppice.v1.DraftOrigin\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\"A\n\x0bSourceStats\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"\xda\x01\n\x06Timing\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\x12\x12\n\nforward_ms\x18\x04 \x01(\x01\x12\x11\n\tlinger_ms\x18\x05 \x01(\x01\x12&\n\x06passes\x18\x06 \x03(\x0b\x32\x16.coppice.v1.PassTiming\x12\x0f\n\x07\x64oor_ms\x18\x07 \x01(\x01\x12\x11\n\tprompt_ms\x18\x08 \x01(\x01\x12\x15\n\rfirst_pass_ms\x18\t \x01(\x01\x12\x11\n\tbubble_ms\x18\n \x01(\x01\";\n\nPassTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\"\xb4\x01\n\x0fTokenizeRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12,\n\x08messages\x18\x02 \x01(\x0b\x32\x18.coppice.v1.ChatMessagesH\x00\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x0btoken_bytes\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x07\n\x05inputB\x11\n\x0f_special_tokensB\x0e\n\x0c_token_bytes\"5\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xe1\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x0f\n\x07sources\x18\x06 \x03(\t\x12(\n\texactness\x18\x07 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x11\n\tmax_nodes\x18\t \x01(\r\x12\x13\n\x0bmax_outputs\x18\n \x01(\r\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\x0b \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x15\n\rnum_verifiers\x18\x0c \x01(\r\x12\x10\n\x08refusals\x18\r \x03(\t\x12\"\n\x06rounds\x18\x0e \x01(\x0e\x32\x12.coppice.v1.Rounds\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x10 \x01(\t\x12\x1b\n\x13serving_fingerprint\x18\x11 \x01(\t\x12\x14\n\x0cquantization\x18\x12 \x01(\t*Q\n\x06Rounds\x12\x16\n\x12ROUNDS_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUNDS_ASYNCHRONOUS\x10\x01\x12\x16\n\x12ROUNDS_SYNCHRONOUS\x10\x02\x32\xc2\x02\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.coppice.v1.GenerateRequest\x1a\x1c.coppice.v1.GenerateResponse0\x01\x12Q\n\x0cGetModelInfo\x12\x1f.coppice.v1.GetModelInfoRequest\x1a .coppice.v1.GetModelInfoResponse\x12\x45\n\x08Tokenize\x12\x1b.coppice.v1.TokenizeRequest\x1a\x1c.coppice.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.coppice.v1.DetokenizeRequest\x1a\x1e.coppice.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coppice.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUNDS']._serialized_start=3219
-  _globals['_ROUNDS']._serialized_end=3300
+  _globals['_ROUNDS']._serialized_start=3683
+  _globals['_ROUNDS']._serialized_end=3764
   _globals['_GENERATEREQUEST']._serialized_start=93
   _globals['_GENERATEREQUEST']._serialized_end=562
   _globals['_TOKENIDS']._serialized_start=564
   _globals['_TOKENIDS']._serialized_end=587
   _globals['_CHATMESSAGES']._serialized_start=589
-  _globals['_CHATMESSAGES']._serialized_end=646
-  _globals['_CHATMESSAGE']._serialized_start=648
-  _globals['_CHATMESSAGE']._serialized_end=692
-  _globals['_RESPONSEOPTIONS']._serialized_start=695
-  _globals['_RESPONSEOPTIONS']._serialized_end=866
-  _globals['_SPECULATIONPOLICY']._serialized_start=869
-  _globals['_SPECULATIONPOLICY']._serialized_end=1201
-  _globals['_SPECULATIONPOLICY_MODE']._serialized_start=1113
-  _globals['_SPECULATIONPOLICY_MODE']._serialized_end=1187
-  _globals['_GENERATERESPONSE']._serialized_start=1204
-  _globals['_GENERATERESPONSE']._serialized_end=1532
-  _globals['_TOKENLOGPROBS']._serialized_start=1535
-  _globals['_TOKENLOGPROBS']._serialized_end=1664
-  _globals['_FINISHED']._serialized_start=1666
-  _globals['_FINISHED']._serialized_end=1758
-  _globals['_USAGE']._serialized_start=1760
-  _globals['_USAGE']._serialized_end=1847
-  _globals['_SPECULATIONSTATS']._serialized_start=1850
-  _globals['_SPECULATIONSTATS']._serialized_end=2242
-  _globals['_ORIGINSTATS']._serialized_start=2244
-  _globals['_ORIGINSTATS']._serialized_end=2361
-  _globals['_SOURCESTATS']._serialized_start=2363
-  _globals['_SOURCESTATS']._serialized_end=2428
-  _globals['_TIMING']._serialized_start=2431
-  _globals['_TIMING']._serialized_end=2649
-  _globals['_PASSTIMING']._serialized_start=2651
-  _globals['_PASSTIMING']._serialized_end=2710
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2712
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2733
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2736
-  _globals['_GETMODELINFORESPONSE']._serialized_end=3217
-  _globals['_INFERENCESERVICE']._serialized_start=3303
-  _globals['_INFERENCESERVICE']._serialized_end=3477
+  _globals['_CHATMESSAGES']._serialized_end=661
+  _globals['_CHATMESSAGE']._serialized_start=663
+  _globals['_CHATMESSAGE']._serialized_end=785
+  _globals['_TOOLCALL']._serialized_start=787
+  _globals['_TOOLCALL']._serialized_end=842
+  _globals['_RESPONSEOPTIONS']._serialized_start=845
+  _globals['_RESPONSEOPTIONS']._serialized_end=1016
+  _globals['_SPECULATIONPOLICY']._serialized_start=1019
+  _globals['_SPECULATIONPOLICY']._serialized_end=1351
+  _globals['_SPECULATIONPOLICY_MODE']._serialized_start=1263
+  _globals['_SPECULATIONPOLICY_MODE']._serialized_end=1337
+  _globals['_GENERATERESPONSE']._serialized_start=1354
+  _globals['_GENERATERESPONSE']._serialized_end=1682
+  _globals['_TOKENLOGPROBS']._serialized_start=1685
+  _globals['_TOKENLOGPROBS']._serialized_end=1814
+  _globals['_FINISHED']._serialized_start=1816
+  _globals['_FINISHED']._serialized_end=1908
+  _globals['_USAGE']._serialized_start=1910
+  _globals['_USAGE']._serialized_end=1997
+  _globals['_SPECULATIONSTATS']._serialized_start=2000
+  _globals['_SPECULATIONSTATS']._serialized_end=2392
+  _globals['_ORIGINSTATS']._serialized_start=2394
+  _globals['_ORIGINSTATS']._serialized_end=2511
+  _globals['_SOURCESTATS']._serialized_start=2513
+  _globals['_SOURCESTATS']._serialized_end=2578
+  _globals['_TIMING']._serialized_start=2581
+  _globals['_TIMING']._serialized_end=2799
+  _globals['_PASSTIMING']._serialized_start=2801
+  _globals['_PASSTIMING']._serialized_end=2860
+  _globals['_TOKENIZEREQUEST']._serialized_start=2863
+  _globals['_TOKENIZEREQUEST']._serialized_end=3043
+  _globals['_TOKENIZERESPONSE']._serialized_start=3045
+  _globals['_TOKENIZERESPONSE']._serialized_end=3098
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3100
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3138
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3140
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3174
+  _globals['_GETMODELINFOREQUEST']._serialized_start=3176
+  _globals['_GETMODELINFOREQUEST']._serialized_end=3197
+  _globals['_GETMODELINFORESPONSE']._serialized_start=3200
+  _globals['_GETMODELINFORESPONSE']._serialized_end=3681
+  _globals['_INFERENCESERVICE']._serialized_start=3767
+  _globals['_INFERENCESERVICE']._serialized_end=4089
 # @@protoc_insertion_point(module_scope)

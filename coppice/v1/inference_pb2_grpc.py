@@ -45,6 +45,16 @@ class InferenceServiceStub:
                 request_serializer=coppice_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=coppice_dot_v1_dot_inference__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/coppice.v1.InferenceService/Tokenize',
+                request_serializer=coppice_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=coppice_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/coppice.v1.InferenceService/Detokenize',
+                request_serializer=coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -66,6 +76,20 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The token ids that Generate makes of a prompt or a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +102,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=coppice_dot_v1_dot_inference__pb2.GetModelInfoRequest.FromString,
                     response_serializer=coppice_dot_v1_dot_inference__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=coppice_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=coppice_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +169,60 @@ class InferenceService:
             '/coppice.v1.InferenceService/GetModelInfo',
             coppice_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
             coppice_dot_v1_dot_inference__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice.v1.InferenceService/Tokenize',
+            coppice_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            coppice_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice.v1.InferenceService/Detokenize',
+            coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

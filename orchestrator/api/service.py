@@ -15,8 +15,8 @@ import grpc
 from grpc_status import rpc_status
 
 from coppice.core.chat import ChatTemplate
-from coppice.core.errors import CoppiceError, DeadlineError, OverloadedError
-from coppice.core.sampling import output_seed
+from coppice.core.errors import CoppiceError, DeadlineError, InvalidRequestError, OverloadedError
+from coppice.core.sampling import check_token_ids, output_seed
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.rpc import error_status, streaming, unary
 from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
@@ -28,7 +28,7 @@ from orchestrator.admission.admission import Admission, Ticket
 from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
 from orchestrator.api.tenant_usage import TenantUsage, keep_limits
-from orchestrator.api.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
+from orchestrator.api.validation import GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.base import Planner
@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 # Time after the deadline for a client to read the error before its call is cancelled.
 UNREAD_GRACE_S = 5.0
+# Calls of Tokenize at work at once: they share the threads that tokenize long prompts of requests.
+MAX_TOKENIZING = 2
 
 Context = Any  # grpc.aio.ServicerContext, without its two type parameters
 
@@ -107,6 +109,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tenant_usage = tenant_usage or TenantUsage()
         self.authentication = authentication
         self._undelivered = Undelivered()
+        self._tokenizing = asyncio.Semaphore(MAX_TOKENIZING)
         self._telling: set[asyncio.Task[None]] = set()
         self.tally = ServiceCounters(latencies)
 
@@ -222,6 +225,33 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             serving_fingerprint=info.serving_fingerprint,
             rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,
         )
+
+    @unary
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a prompt or a conversation."""
+        adds_special = not request.HasField("special_tokens") or request.special_tokens
+        try:
+            async with asyncio.timeout(self._timeout_s(context)), self._tokenizing:
+                ids = await prompt_ids(request, self._verifiers.info, self._tokenizer, self._template, adds_special)
+        except TimeoutError as error:
+            raise DeadlineError("other texts were tokenized until the deadline") from error
+        tokens = map(self._tokenizer.token_bytes, ids) if request.token_bytes else ()
+        return inference_pb2.TokenizeResponse(token_ids=ids, tokens=tokens)
+
+    @unary
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        info = self._verifiers.info
+        if len(request.token_ids) > info.max_context_tokens:
+            text = f"has {len(request.token_ids)} entries, at most {info.max_context_tokens} are allowed"
+            raise InvalidRequestError("token_ids", text)
+        ids = tuple(request.token_ids)
+        check_token_ids("token_ids", ids, info.vocab_size)
+        return inference_pb2.DetokenizeResponse(text=self._tokenizer.decode(ids, skips_special=False))
 
     def _end_unread(
         self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError

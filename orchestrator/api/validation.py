@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from coppice.core.chat import FIELD as CHAT
-from coppice.core.chat import MAX_MESSAGES, MAX_ROLE_BYTES, ChatMessage, ChatTemplate
+from coppice.core.chat import (
+    MAX_MESSAGES,
+    MAX_ROLE_BYTES,
+    MAX_TOOLS,
+    TOOLS,
+    ChatMessage,
+    ChatTemplate,
+    ToolCall,
+)
 from coppice.core.denoising import Denoising
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 from coppice.core.log_probs import check_top_log_probs
@@ -21,6 +29,7 @@ from coppice.wire import convert as wire
 from coppice.wire.message_sizes import (
     HEAD_BYTES,
     LISTED_ID_BYTES,
+    MAX_FIELDS,
     SAMPLING_BYTES,
     SCALAR_BYTES,
     STOPPING_BYTES,
@@ -42,6 +51,8 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 LEAST_BYTES_PER_TOKEN = 32
 # Takes about a millisecond to tokenize; longer prompts are tokenized off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
+# Calls of tools in all messages of a conversation.
+MAX_CALLS = 512
 # Cost of one chat message in the template, in characters of prompt.
 MESSAGE_CHARACTERS = 64
 
@@ -85,8 +96,23 @@ def max_prompt_bytes(max_context: int) -> int:
 def request_sizes(max_context: int) -> MessageSizes:
     """Maximum size of each field of a GenerateRequest, for a context of `max_context` tokens."""
     sizes = _field_bytes(max_context)
-    # The nested entry makes it count a conversation's messages.
-    return MessageSizes(inference_pb2.GenerateRequest, sizes | {"messages.messages": sizes["messages"]})
+    return MessageSizes(inference_pb2.GenerateRequest, sizes | _conversation_bytes(sizes["messages"]))
+
+
+def tokenize_sizes(max_context: int) -> MessageSizes:
+    """Maximum size of each field of a TokenizeRequest, for a context of `max_context` tokens."""
+    sizes = {name: size for name, size in _field_bytes(max_context).items() if name in ("prompt", "messages")}
+    return MessageSizes(inference_pb2.TokenizeRequest, sizes | _conversation_bytes(sizes["messages"]))
+
+
+def detokenize_sizes(max_context: int) -> MessageSizes:
+    """Maximum size of the field of a DetokenizeRequest, for a context of `max_context` tokens."""
+    return MessageSizes(inference_pb2.DetokenizeRequest, {"token_ids": LISTED_ID_BYTES * max_context})
+
+
+def _conversation_bytes(most: int) -> dict[str, int]:
+    """Limits of nested fields, so that a conversation's messages, tools and calls are counted."""
+    return dict.fromkeys(("messages.messages", "messages.messages.tool_calls", "messages.tools"), most)
 
 
 def max_request_bytes(max_context: int) -> int:
@@ -103,7 +129,10 @@ def _field_bytes(max_context: int) -> dict[str, int]:
         "request_id": MAX_REQUEST_ID_BYTES,
         "prompt": max_prompt_bytes(max_context),
         "token_ids": LISTED_ID_BYTES * max_context,
-        "messages": max_prompt_bytes(max_context) + MAX_MESSAGES * (3 * HEAD_BYTES + MAX_ROLE_BYTES),
+        # All text of a conversation but roles counts as its prompt; the rest are heads of fields, three more in a call.
+        "messages": max_prompt_bytes(max_context)
+        + MAX_MESSAGES * MAX_ROLE_BYTES
+        + (MAX_FIELDS + 3 * MAX_CALLS) * HEAD_BYTES,
         "sampling": SAMPLING_BYTES,
         "stopping": STOPPING_BYTES,
         "response": SCALAR_BYTES,
@@ -140,8 +169,8 @@ async def validate(
     _check_vocabulary(message, sampling, stopping, info.vocab_size)
     _check_sources(message.speculation, known_sources, connected_sources)
     _check_resume(message, stopping)
-    prompt_ids = await _prompt_ids(message, info, tokenizer, template)
-    _check_context(message, len(prompt_ids), info.max_context_tokens)
+    ids = await _input_ids(message, info, tokenizer, template)
+    _check_context(message, len(ids), info.max_context_tokens)
     policy = message.speculation
     samples_drafts = wire.samples_drafts(policy.acceptance, sampling.temperature)
     if samples_drafts and sampling.grammar is not None:
@@ -149,7 +178,7 @@ async def validate(
     max_nodes = policy.max_nodes if policy.HasField("max_nodes") else None
     return GenerationRequest(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=prompt_ids,
+        prompt_ids=ids,
         resume_ids=tuple(message.resume_token_ids),
         sampling=sampling,
         stopping=stopping,
@@ -218,7 +247,6 @@ def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> No
     sampling, stopping = message.sampling, message.stopping
     sizes = (
         ("token_ids", len(message.token_ids.ids), max_context),
-        (CHAT, len(message.messages.messages), MAX_MESSAGES),
         ("resume_token_ids", len(message.resume_token_ids), max_context),
         ("sampling.logit_bias", len(sampling.logit_bias), MAX_TOKEN_LIST),
         ("sampling.allowed_token_ids", len(sampling.allowed_token_ids), MAX_TOKEN_LIST),
@@ -227,9 +255,8 @@ def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> No
         ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_TOKEN_LIST),
         ("speculation.sources", len(message.speculation.sources), MAX_SOURCES),
     )
-    for field, size, most in sizes:
-        if size > most:
-            raise InvalidRequestError(field, f"has {size} entries, at most {most} are allowed")
+    for sized in sizes:
+        _check_length(*sized)
 
 
 def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:
@@ -282,41 +309,75 @@ def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOpti
         raise InvalidRequestError("resume_token_ids", f"{resumed} tokens, more than max_tokens {stopping.max_tokens}")
 
 
-async def _prompt_ids(
+async def _input_ids(
     message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer, template: ChatTemplate
 ) -> tuple[int, ...]:
+    if message.WhichOneof("input") != "token_ids":
+        return await prompt_ids(message, info, tokenizer, template)
+    if not message.token_ids.ids:
+        raise InvalidRequestError("token_ids", "must not be empty")
+    return tuple(message.token_ids.ids)
+
+
+async def prompt_ids(
+    message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+    info: VerifierInfo,
+    tokenizer: TargetTokenizer,
+    template: ChatTemplate,
+    adds_special: bool = True,
+) -> tuple[int, ...]:
+    """Token ids of a request's text or conversation; `adds_special` is for a text.
+
+    Raises:
+        InvalidRequestError: there is none, it is too long or encodes to no tokens, or the template refuses it.
+        UnsupportedError: the target has no chat template, or one without a place for tools.
+    """
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequestError("prompt", "exactly one of prompt, token_ids and messages must be set")
-    if kind == "token_ids":
-        if not message.token_ids.ids:
-            raise InvalidRequestError("token_ids", "must not be empty")
-        return tuple(message.token_ids.ids)
-    if not (message.prompt or message.messages.messages):
+    conversation = message.messages
+    _check_length(CHAT, len(conversation.messages), MAX_MESSAGES)
+    _check_length(TOOLS, len(conversation.tools), MAX_TOOLS)
+    _check_length(f"{CHAT}.tool_calls", sum(len(one.tool_calls) for one in conversation.messages), MAX_CALLS)
+    if not (message.prompt or conversation.messages):
         raise InvalidRequestError(kind, "must not be empty")
-    said = [ChatMessage(one.role, one.content) for one in message.messages.messages]
-    texts = [message.prompt, *(one.content for one in said)]
+    calls = [call for one in conversation.messages for call in one.tool_calls]
+    texts = [message.prompt, *conversation.tools]
+    texts += [text for one in conversation.messages for text in (one.content, one.tool_call_id, one.name)]
+    texts += [text for call in calls for text in (call.id, call.name, call.arguments)]
     most = max_prompt_bytes(info.max_context_tokens)
     size = sum(map(len, texts))
     # Encode only if the text might be too long.
     if size > most or (4 * size > most and sum(len(text.encode()) for text in texts) > most):
         text = f"has more than {most} bytes, and the context is of {info.max_context_tokens} tokens"
         raise InvalidRequestError(kind, text)
+    said = [_chat_message(one) for one in conversation.messages]
 
     def encode() -> list[int]:
         if said:
             # Templates contain the special tokens themselves.
-            return tokenizer.encode(template.render(said), adds_special=False)
-        return tokenizer.encode(message.prompt)
+            return tokenizer.encode(template.render(said, conversation.tools), adds_special=False)
+        return tokenizer.encode(message.prompt, adds_special=adds_special)
 
     # Several short messages also cost the template time.
-    is_short = size + len(said) * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
+    parts = len(said) + len(calls) + len(conversation.tools)
+    is_short = size + parts * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
     ids = encode() if is_short else await asyncio.to_thread(encode)
     if not ids:
         raise InvalidRequestError(kind, "encodes to no tokens")
     # A tokenizer may have added tokens without a row in the model's embedding.
     check_token_ids(kind, tuple(ids), info.vocab_size)
     return tuple(ids)
+
+
+def _chat_message(message: inference_pb2.ChatMessage) -> ChatMessage:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id, message.name)
+
+
+def _check_length(field: str, size: int, most: int) -> None:
+    if size > most:
+        raise InvalidRequestError(field, f"has {size} entries, at most {most} are allowed")
 
 
 def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:

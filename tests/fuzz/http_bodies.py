@@ -18,18 +18,21 @@ from tests.conftest import orchestrator_on_fakes
 from tests.fakes import FakeVerifier
 from tests.http_client import Answered, exchanged, gateway_to, get, post, request_bytes
 
-TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}assistant:"
+TEMPLATE = "{{ tools }}{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}assistant:"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 VALID: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "toy", "prompt": "def ", "max_tokens": 3},
     CHAT: {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/tokenize": {"prompt": "def "},
+    "/detokenize": {"tokens": [97, 98]},
 }
 NAMES = (
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "n",
     "logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "stream", "stream_options",
     "response_format", "user", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids",
     "allowed_token_ids", "guided_json", "guided_regex", "guided_choice", "structured_outputs", "cache_salt", "priority",
-    "return_token_ids", "speculation", "echo", "best_of", "suffix", "tools", "tool_choice", "functions",
+    "return_token_ids", "parallel_tool_calls", "tokens", "add_special_tokens", "return_token_strs",
+    "speculation", "echo", "best_of", "suffix", "tools", "tool_choice", "functions",
     "no_such_field",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
@@ -45,13 +48,19 @@ VALUES: tuple[Any, ...] = (
     [{"role": "user", "content": "x"}], [{"role": "", "content": "x"}], [{"role": "user"}], [{"content": "x"}],
     [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
     [{"role": "user", "content": [{"type": "image_url"}]}],
+    [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}],
+    [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "["}}]}],
+    [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+    [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "function": {"name": ""}}],
+    [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 1}}}], "required", "none",
+    {"type": "function", "function": {"name": "f"}},
     [{"role": "x" * 100, "content": None}], [{"role": "user", "content": "x", "extra": 1}],
 )  # fmt: skip
 
 
 def random_request(rng: random.Random) -> tuple[str, bytes]:
     """A path and a body: a valid one with random fields, or with random bytes."""
-    path = rng.choice((COMPLETIONS, CHAT))
+    path = rng.choice((*VALID, COMPLETIONS, CHAT, CHAT))
     fields = dict(VALID[path])
     for name in rng.choices(NAMES, k=rng.randint(0, 3)):
         fields[name] = rng.choice(VALUES)
@@ -71,7 +80,7 @@ def complaint(answer: Answered) -> str:
     if answer.status == 200:
         if answer.headers["content-type"].startswith("text/event-stream"):
             return "" if not any("error" in event for event in answer.events) else "an error in a stream"
-        return "" if "choices" in answer.content else "no choices"
+        return "" if answer.content.keys() & {"choices", "tokens", "prompt"} else "no answer"
     if not 400 <= answer.status < 500:
         return f"status {answer.status}"
     return "" if answer.error.keys() == {"message", "type", "param", "code"} else "another shape"

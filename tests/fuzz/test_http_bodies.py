@@ -21,4 +21,4 @@ async def test_random_bodies_are_answered_or_refused(caplog: pytest.LogCaptureFi
 def test_a_failure_of_ours_is_found() -> None:
     assert complaint(Answered(500, {}, b"{}")) == "status 500"
     assert complaint(Answered(400, {}, b'{"error": {"message": "x"}}')) == "another shape"
-    assert complaint(Answered(200, {"content-type": "application/json"}, b"{}")) == "no choices"
+    assert complaint(Answered(200, {"content-type": "application/json"}, b"{}")) == "no answer"

@@ -208,7 +208,9 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"model": None}, "model"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
-    (CHAT, {"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "name": "n" * 129}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
+    (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
@@ -285,6 +287,133 @@ async def test_a_body_without_a_length_is_bounded_too(start_fakes: StartFakes) -
         status, _ = await head_of(reader)
         writer.close()
     assert status == 413
+
+
+TOOL_TEMPLATE = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + (
+    "{% for one in messages %}{{ one.role }}:{{ one.content }}"
+    "{% for call in one.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ one.tool_call_id }}\n{% endfor %}assistant:"
+)
+PARAMETERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "number"}}}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub")
+]
+
+
+async def test_tools_are_rendered_and_their_calls_are_found(start_fakes: StartFakes) -> None:
+    text = 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+    call = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": '{"x": 0}'}}
+    said = [
+        *SAID,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "0", "tool_call_id": "c7"},
+    ]
+    prompt = 'add;sub;user:hi\nassistant:add{"x": 0}\ntool:0c7\nassistant:'
+    verifier = FakeVerifier(target=script(text, len(prompt)), chat_template=TOOL_TEMPLATE)
+    fields = {"model": "toy", "messages": said, "tools": TOOLS, "seed": 1}
+    async with start_fakes(verifier, FakeDrafter()) as (_, one), gateway_to(one.address) as address:
+        answer = await post(address, CHAT, fields)
+        streamed = await post(address, CHAT, {**fields, "stream": True})
+        without = await post(address, CHAT, {**fields, "tool_choice": "none", "max_tokens": 3})
+    assert bytes(verifier.opened[0].prompt_token_ids).decode() == prompt
+    assert not bytes(verifier.opened[2].prompt_token_ids).startswith(b"add")
+    [choice] = answer.content["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    [found] = choice["message"]["tool_calls"]
+    assert (found["type"], found["function"]) == ("function", {"name": "add", "arguments": '{"x": 1}'})
+    parts = [part for event in streamed.events for part in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert [(part["index"], part["function"]) for part in parts] == [(0, found["function"])]
+    assert "tool_calls" not in without.content["choices"][0]["message"]
+
+
+async def test_a_call_that_is_asked_for_is_held_to_its_schema(start_fakes: StartFakes) -> None:
+    verifier = FakeVerifier(chat_template=TOOL_TEMPLATE)
+    fields = {"model": "toy", "messages": SAID, "tools": TOOLS, "max_tokens": 5, "seed": 1}
+    async with start_fakes(verifier) as (_, one), gateway_to(one.address) as address:
+        chosen = {"type": "function", "function": {"name": "sub"}}
+        named = await post(address, CHAT, {**fields, "tool_choice": chosen, "parallel_tool_calls": False})
+        await post(address, CHAT, {**fields, "tool_choice": "required"})
+        refused = [
+            (await post(address, CHAT, {**fields, **more})).error["param"]
+            for more in (
+                {"tool_choice": "required", "response_format": {"type": "json_object"}},
+                {"tool_choice": {"type": "function", "function": {"name": "mul"}}},
+                {"tools": None, "tool_choice": "required"},
+                {"tools": [TOOLS[0], TOOLS[0]]},
+                {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+                {"parallel_tool_calls": False},
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+                {
+                    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 1}}}],
+                    "tool_choice": "required",
+                },
+            )
+        ]
+    first, second = [json.loads(one.sampling.grammar.json_schema) for one in verifier.opened]
+    assert first == TOOLS[1]["function"]["parameters"]
+    assert second["$defs"] == {"n": {"type": "number"}}
+    assert [call["properties"]["name"] for call in second["anyOf"]] == [{"const": "add"}, {"const": "sub"}]
+    # The fake verifier keeps no grammar: all of its text counts as arguments.
+    [found] = named.content["choices"][0]["message"]["tool_calls"]
+    assert found["function"]["name"] == "sub"
+    assert len(found["function"]["arguments"]) == 5
+    assert refused == [
+        "response_format",
+        "tool_choice",
+        "tool_choice",
+        "tools",
+        "tools",
+        "parallel_tool_calls",
+        "tools.0.function.parameters",
+        "tools",
+    ]
+
+
+async def test_a_template_without_a_place_for_tools_has_them_refused(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier(chat_template=TEMPLATE)) as (_, one), gateway_to(one.address) as address:
+        answer = await post(address, CHAT, {"model": "toy", "messages": SAID, "tools": TOOLS})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "tools", "unsupported_parameter")
+
+
+async def test_text_becomes_tokens_and_text_again(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier(chat_template=TOOL_TEMPLATE)) as (_, one), gateway_to(one.address) as address:
+        plain_text = await post(address, "/tokenize", {"model": "toy", "prompt": "aé", "return_token_strs": True})
+        chat = await post(address, "/tokenize", {"messages": SAID, "tools": TOOLS})
+        back = await post(address, "/detokenize", {"tokens": chat.content["tokens"]})
+        refused = [
+            (await post(address, path, fields)).error["param"]
+            for path, fields in (
+                ("/tokenize", {"prompt": "a", "messages": SAID}),
+                ("/tokenize", {"prompt": "a", "tools": TOOLS}),
+                ("/tokenize", {"prompt": "a", "model": "another"}),
+                ("/tokenize", {"prompt": ""}),
+                ("/detokenize", {"tokens": [257]}),
+                ("/detokenize", {"tokens": "a"}),
+            )
+        ]
+    assert plain_text.content == {
+        "count": 3,
+        "max_model_len": 400,
+        "tokens": [97, 195, 169],
+        "token_strs": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+    }
+    assert back.content == {"prompt": "add;sub;user:hi\nassistant:"}
+    assert refused == ["prompt", "tools", "model", "prompt", "tokens", "tokens"]
+
+
+async def test_metrics_are_served_where_they_are_set(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier()) as (_, one):
+        async with gateway_to(one.address) as address:
+            assert (await get(address, "/metrics")).status == 404
+        async with gateway_to(one.address, metrics="on") as address:
+            await post(address, COMPLETIONS, BODY)
+            await post(address, COMPLETIONS, {})
+            page = await get(address, "/metrics")
+    lines = page.body.decode().splitlines()
+    assert f'coppice_gateway_requests_total{{endpoint="{COMPLETIONS}",status="200"}} 1.0' in lines
+    assert f'coppice_gateway_requests_total{{endpoint="{COMPLETIONS}",status="400"}} 1.0' in lines
+    assert "coppice_gateway_running_requests 0.0" in lines
 
 
 async def test_models_health_and_readiness(start_fakes: StartFakes) -> None:

@@ -31,7 +31,9 @@ openai = pytest.importorskip("openai", reason="the openai package is not install
 # The first to use the models may have to compile their loops.
 pytestmark = [pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
 
-TEMPLATE = "{% for one in messages %}# {{ one.role }}: {{ one.content }}\n{% endfor %}def "
+TEMPLATE = "{% if tools %}# tools: {{ tools | length }}\n{% endif %}" + (
+    "{% for one in messages %}# {{ one.role }}: {{ one.content }}\n{% endfor %}def "
+)
 PROMPT = "import os\n\n\ndef count_lines(path):\n"
 SAID = [{"role": "user", "content": "count the lines of a file"}]
 SCHEMA = {
@@ -140,6 +142,35 @@ async def test_a_choice_of_texts_and_a_regular_expression(served: Served) -> Non
     assert chosen.choices[0].text in ("yes (1)", "no.")
     matched = await served.openai.completions.create(**fields, extra_body={"guided_regex": "[a-c]{3}-[0-9]{2}"})
     assert len(matched.choices[0].text) == 6
+
+
+TOOL: Any = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+OTHER: Any = {"type": "function", "function": {"name": "stop"}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "count"}}], ids=str)
+async def test_a_call_of_a_tool(served: Served, choice: Any) -> None:
+    # Enough for all white space that a grammar allows.
+    fields: dict[str, Any] = {"model": "code", "messages": SAID, "tool_choice": choice, "max_tokens": 700}
+    fields |= {"seed": 6, "temperature": 0.7}
+    fields["tools"] = [TOOL] if choice == "required" else [TOOL, OTHER]
+    whole = await served.openai.chat.completions.create(**fields)
+    [call] = whole.choices[0].message.tool_calls
+    assert (whole.choices[0].finish_reason, whole.choices[0].message.content) == ("tool_calls", None)
+    arguments = json.loads(call.function.arguments)
+    assert (call.type, call.function.name, arguments.keys()) == ("function", "count", {"name", "lines"})
+    # The package puts the parts of a stream together.
+    async with served.openai.chat.completions.stream(**fields) as stream:
+        async for _ in stream:
+            pass
+        assembled = await stream.get_final_completion()
+    [streamed] = assembled.choices[0].message.tool_calls
+    assert streamed.function.name == "count"
+    assert json.loads(streamed.function.arguments) == arguments
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "12"}
+    said = [*SAID, whole.choices[0].message, answer]
+    after = await served.openai.chat.completions.create(model="code", messages=said, max_tokens=5)
+    assert after.choices[0].message.content
 
 
 async def test_log_probabilities(served: Served) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import trustme
@@ -14,6 +17,8 @@ from prometheus_client.metrics_core import Metric
 from transformers import PreTrainedModel
 
 from coppice.client import Client, Options
+from coppice.gateway.counts import GatewayCounts
+from coppice.gateway.exchange import HttpExchange
 from coppice.net.access_token import token_digest
 from coppice.net.certificates import Certificates
 from coppice.obs.metrics import Prefix
@@ -89,6 +94,19 @@ def test_the_verifier_s_table_is_what_it_serves(certificates: Certificates) -> N
     # Fast mode has everything that strict mode has, and more.
     info = replace(INFO, exact=False, bit_exact=False, near_tie_gap=0.01)
     assert documented("verifier") == rows(verifier_metrics(engine, info, certificates))
+
+
+def test_the_gateway_s_table_is_what_it_serves() -> None:
+    counts = GatewayCounts()
+    scope = {"type": "http", "headers": []}
+    with asyncio.Runner() as runner:
+        runner.run(one_request(counts, scope))
+    assert documented("gateway") == rows(counts.metrics())
+
+
+async def one_request(counts: GatewayCounts, scope: dict[str, Any]) -> None:
+    with counts.request("/tokenize", HttpExchange(scope, AsyncMock(), AsyncMock())):
+        pass
 
 
 @pytest.mark.parametrize("label", ["tenant", "request", "user", "prompt"])

@@ -75,6 +75,7 @@ HEADERS: dict[str, tuple[tuple[str, str | bytes], ...]] = {
 METHODS = [
     "/coppice.v1.InferenceService/Generate",
     "/coppice.v1.InferenceService/GetModelInfo",
+    "/coppice.v1.InferenceService/Tokenize",
     "/coppice.v1.InferenceService/NoSuchMethod",
     "/coppice.v1.VerifierService/Verify",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

@@ -78,6 +78,16 @@ OVERSIZED: dict[str, Request] = {
     "messages": Request(
         messages=inference_pb2.ChatMessages(messages=[inference_pb2.ChatMessage(role="user", content="x")] * MANY)
     ),
+    "messages.tools": Request(
+        messages=inference_pb2.ChatMessages(
+            messages=[inference_pb2.ChatMessage(role="user", content="x")], tools=["{}"] * MANY
+        )
+    ),
+    "messages.tool_calls": Request(
+        messages=inference_pb2.ChatMessages(
+            messages=[inference_pb2.ChatMessage(role="user", tool_calls=[inference_pb2.ToolCall(name="f")] * MANY)]
+        )
+    ),
     "prompt": Request(prompt="x" * (4 * MANY)),
     "cache_salt": Request(prompt="x", cache_salt="x" * MANY),
     "sampling.grammar.regex": Request(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from coppice.core.chat import MAX_MESSAGES, MAX_ROLE_BYTES
+from coppice.core.chat import MAX_MESSAGES, MAX_ROLE_BYTES, MAX_TOOLS
 from coppice.core.errors import InvalidRequestError
 from coppice.core.grammar import MAX_GRAMMAR_BYTES
 from coppice.core.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
 from coppice.v1 import inference_pb2, sampling_pb2, verifier_pb2
 from orchestrator.api.validation import (
+    MAX_CALLS,
     MAX_PROMPT_BYTES,
     MAX_SOURCE_BYTES,
     MAX_SOURCES,
@@ -51,7 +52,7 @@ def largest(max_context: int) -> Request:
             stop_token_ids=ids,
             ignore_eos=True,
         ),
-        response=inference_pb2.ResponseOptions(text=True, token_ids=True, top_log_probs=LARGEST_ID),
+        response=inference_pb2.ResponseOptions(text=True, token_ids=True, top_log_probs=LARGEST_ID, token_bytes=True),
         speculation=inference_pb2.SpeculationPolicy(
             mode=inference_pb2.SpeculationPolicy.MODE_FORCED,
             sources=["d" * MAX_SOURCE_BYTES] * MAX_SOURCES,
@@ -68,13 +69,14 @@ def largest(max_context: int) -> Request:
 
 
 def longest_conversation(max_context: int) -> inference_pb2.ChatMessages:
-    """As many messages as there may be, and as much text in all; each has some, in one of the longest forms."""
-    contents = ["x"] * (MAX_MESSAGES - 1)
-    contents.append("x" * (max_prompt_bytes(max_context) - len(contents)))
-    role = "r" * MAX_ROLE_BYTES
-    return inference_pb2.ChatMessages(
-        messages=[inference_pb2.ChatMessage(role=role, content=content) for content in contents]
-    )
+    """As many messages, calls and tools as there may be, and as much text in all; each has some."""
+    role, most = "r" * MAX_ROLE_BYTES, max_prompt_bytes(max_context)
+    messages = [inference_pb2.ChatMessage(role=role, content="x") for _ in range(MAX_MESSAGES)]
+    for message in messages[:MAX_CALLS]:
+        message.tool_calls.add(id="i", name="n", arguments="{}")
+    tools = ["{}"] * MAX_TOOLS
+    messages[-1].content += "x" * (most - MAX_MESSAGES - 4 * MAX_CALLS - 2 * MAX_TOOLS)
+    return inference_pb2.ChatMessages(messages=messages, tools=tools)
 
 
 @pytest.mark.parametrize("max_context", CONTEXTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from coppice.core.chat import MAX_ROLE_BYTES, ChatMessage, ChatTemplate
+from coppice.core.chat import MAX_ROLE_BYTES, ChatMessage, ChatTemplate, ToolCall
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 
 CHATML = (
@@ -114,3 +115,44 @@ def test_a_template_that_cannot_be_used_is_compiled_once(monkeypatch: pytest.Mon
 def test_roles_have_a_length(role: str) -> None:
     with pytest.raises(InvalidRequestError, match="role"):
         ChatMessage(role, "x")
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<b> & é", "parameters": {"type": "object"}}}]
+TOOL_TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}{% if message.tool_calls %}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endif %}"
+    "{% if message.role == 'tool' %}{{ message.name }} {{ message.tool_call_id }}{% endif %}\n{% endfor %}"
+)
+
+
+def test_tools_and_their_calls_are_those_of_transformers() -> None:
+    oracle: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    function = {"name": "f", "arguments": {"x": "é"}}
+    said = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "1", "function": function}]},
+        {"role": "tool", "content": "done", "name": "f", "tool_call_id": "1"},
+    ]
+    expected = oracle.apply_chat_template(
+        said, tools=TOOLS, chat_template=TOOL_TEMPLATE, tokenize=False, add_generation_prompt=True
+    )
+    ours = [
+        ChatMessage("user", "go"),
+        ChatMessage("assistant", "", (ToolCall("1", "f", '{"x": "é"}'),)),
+        ChatMessage("tool", "done", tool_call_id="1", name="f"),
+    ]
+    assert ChatTemplate(TOOL_TEMPLATE).render(ours, [json.dumps(tool) for tool in TOOLS]) == expected
+
+
+def test_a_template_without_a_place_for_tools_refuses_them() -> None:
+    with pytest.raises(UnsupportedError, match="no place for tools"):
+        ChatTemplate(CHATML).render([ChatMessage("user", "x")], [json.dumps(TOOLS[0])])
+
+
+@pytest.mark.parametrize(
+    ("id_", "name", "arguments"), [("1", "", "{}"), ("1", "f", "x"), ("1", "f", "[1]"), ("i" * 129, "f", "{}")]
+)
+def test_a_call_that_is_none_is_refused(id_: str, name: str, arguments: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        ToolCall(id_, name, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,14 @@ from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.gateway.choices import ChatChoice, CompletionChoice, Wanted
+from coppice.gateway.tool_calls import (
+    AnswerParser,
+    CallDelta,
+    ForcedCall,
+    PlainText,
+    RequiredCall,
+    TaggedCalls,
+)
 from coppice.v1 import inference_pb2, sampling_pb2
 from coppice.wire.convert import log_probs_to_proto
 from orchestrator.request.output_text import Output, OutputDelta
@@ -23,6 +31,7 @@ from tests.toy_target import EOS, TOKENIZER_JSON
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 WANTED = Wanted(log_probs=True, token_ids=True)
 Blocks = Sequence[Sequence[int]]
+NewParser = Callable[[], AnswerParser]
 
 
 def messages(
@@ -69,13 +78,18 @@ def message(delta: OutputDelta) -> inference_pb2.GenerateResponse:
 
 def joined_chat(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     """The answer that a client puts together from the chunks of a conversation."""
+    content = "".join(chunk["delta"].get("content", "") for chunk in chunks)
+    calls: list[dict[str, Any]] = []
+    for part in [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]:
+        if part["index"] == len(calls):
+            calls.append({"id": part["id"], "type": part["type"], "function": dict(part["function"])})
+        else:
+            assert part["index"] == len(calls) - 1
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    said: dict[str, Any] = {"role": "".join(chunk["delta"].get("role", "") for chunk in chunks), "refusal": None}
     return {
         "index": 0,
-        "message": {
-            "role": "".join(chunk["delta"].get("role", "") for chunk in chunks),
-            "content": "".join(chunk["delta"].get("content", "") for chunk in chunks),
-            "refusal": None,
-        },
+        "message": said | ({"content": content or None, "tool_calls": calls} if calls else {"content": content}),
         "logprobs": {"content": [one for chunk in chunks for one in (chunk["logprobs"] or {"content": []})["content"]]},
         **ends(chunks),
     }
@@ -95,17 +109,16 @@ def ends(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return {**last, "token_ids": [token for chunk in chunks for token in chunk["token_ids"]]}
 
 
-KINDS: list[tuple[type[ChatChoice] | type[CompletionChoice], Any]] = [
-    (ChatChoice, joined_chat),
-    (CompletionChoice, joined_completion),
-]
-
-
-def answers(blocks: Blocks, stops: tuple[str, ...], max_tokens: int | None = None) -> list[dict[str, Any]]:
+def answers(
+    blocks: Blocks, stops: tuple[str, ...], max_tokens: int | None = None, new_parser: NewParser = PlainText
+) -> list[dict[str, Any]]:
     """The answers of both APIs, after a look at what their chunks join to."""
+    choices: list[tuple[ChatChoice | CompletionChoice, Any]] = [
+        (ChatChoice(0, WANTED, new_parser()), joined_chat),
+        (CompletionChoice(0, WANTED), joined_completion),
+    ]
     found = []
-    for kind, join in KINDS:
-        choice = kind(0, WANTED)
+    for choice, join in choices:
         chunks = [chunk for one in messages(blocks, stops, max_tokens) if (chunk := choice.add(one)) is not None]
         whole = choice.whole()
         assert join(chunks) == whole
@@ -158,3 +171,106 @@ def test_long_outputs_do_not_depend_on_their_rounds(
             break
     alone = [[token] for block in blocks for token in block]
     assert answers(blocks, stops, max_tokens) == answers(alone, stops, max_tokens)
+
+
+def pieces(cut: Sequence[str], parser: AnswerParser) -> tuple[str, list[tuple[str, str, str]]]:
+    """Content and calls (id, name, arguments) of a text that comes in these pieces."""
+    content, calls = "", list[tuple[str, str, str]]()
+    for index, text in enumerate(cut):
+        for piece in parser.push(text, index == len(cut) - 1):
+            if isinstance(piece, str):
+                assert piece
+                content += piece
+            elif piece.index == len(calls):
+                assert piece.id is not None
+                assert piece.name is not None
+                calls.append((piece.id, piece.name, piece.arguments))
+            else:
+                assert piece == CallDelta(len(calls) - 1, piece.arguments)
+                calls[-1] = (*calls[-1][:2], calls[-1][2] + piece.arguments)
+    return content, calls
+
+
+def tagged() -> AnswerParser:
+    return TaggedCalls(("f", "g"), "call")
+
+
+F, G = '{"name": "f", "arguments": {"x": "é"}}', '{"name":"g","arguments":{}}'
+CALL_F, CALL_G = ("f", '{"x": "é"}'), ("g", "{}")
+TEXTS: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("no call", "no call", []),
+    (f"<tool_call>\n{F}\n</tool_call>", "", [CALL_F]),
+    (f"Let me see.\n\n<tool_call>{F}</tool_call>\n<tool_call>{G}</tool_call>\n", "Let me see.", [CALL_F, CALL_G]),
+    (f"<tool_call>{G}</tool_call> and then\n", " and then\n", [CALL_G]),
+    # The answer ends in place of the last tag.
+    (f"<tool_call>{G}", "", [CALL_G]),
+    ("  \n ", "  \n ", []),
+    ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+    # None of these is a call of a known tool.
+    *(
+        (text, text, [])
+        for text in (
+            "a <tool_call>{x}</tool_call> b",
+            '<tool_call>{"name": "h", "arguments": {}}</tool_call>',
+            'x <tool_call>{"name": "f", "argu',
+            "1 < 2 <tool> <tool_cal",
+            # Half a surrogate pair, and a number that JSON does not have.
+            r'<tool_call>{"name": "f", "arguments": {"x": "\ud800"}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), TEXTS)
+def test_calls_are_found_however_their_text_is_cut(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    expected = (content, [(f"call{index}", *call) for index, call in enumerate(calls)])
+    assert pieces([text], tagged()) == expected
+    assert pieces([*text, ""], tagged()) == expected
+    # Every way to cut it in three.
+    for a, b in itertools.combinations_with_replacement(range(len(text) + 1), 2):
+        assert pieces([text[:a], text[a:b], text[b:]], tagged()) == expected
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [f"<tool_call>{F}</tool_call>", "<tool_call>", "</tool_call>", F, G, " ", "\n", "text", "<", "é"]
+        ),
+        max_size=8,
+    ),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+)
+def test_any_text_gives_the_same_in_every_cut(parts: list[str], sizes: list[int]) -> None:
+    text = "".join(parts)
+    cut, at = [], 0
+    for size in itertools.cycle(sizes):
+        cut.append(text[at : at + size])
+        at += size
+        if at >= len(text):
+            break
+    assert pieces(cut, tagged()) == pieces([*text, ""], tagged())
+
+
+def test_what_a_grammar_makes_a_call_is_one_in_every_cut() -> None:
+    forced, required = '{"x": "é"}', '{"name": "f", "arguments": {"x": "é"}}'
+    for a, b in itertools.combinations_with_replacement(range(len(required) + 1), 2):
+        assert pieces([forced[:a], forced[a:b], forced[b:]], ForcedCall("f", "c")) == ("", [("c0", "f", forced)])
+        cut = [required[:a], required[a:b], required[b:]]
+        assert pieces(cut, RequiredCall(("f",), "c")) == ("", [("c0", "f", '{"x": "é"}')])
+    # Cut off by max_tokens.
+    assert pieces([required[:9], required[9:20]], RequiredCall(("f",), "c")) == (required[:20], [])
+
+
+def test_every_round_of_an_output_with_calls_gives_the_same_answer() -> None:
+    text = f"ok\n<tool_call>{G}</tool_call>"
+    tokens = [*text.encode(), EOS]
+    one_at_a_time = answers([[token] for token in tokens], (), new_parser=tagged)
+    assert one_at_a_time[0]["finish_reason"] == "tool_calls"
+    assert one_at_a_time[0]["message"]["content"] == "ok"
+    for size in range(1, len(tokens) + 1):
+        blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        assert answers(blocks, (), new_parser=tagged) == one_at_a_time
+    # At its limit, an output with a call ends as others do.
+    cut_off = answers([tokens[:-1]], (), max_tokens=len(tokens) - 1, new_parser=tagged)
+    assert cut_off[0]["finish_reason"] == "length"

@@ -1,0 +1,125 @@
+"""An endpoint that takes a JSON object: its body, its caller, its deadline and its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from coppice.gateway.config import GatewayConfig
+from coppice.gateway.counts import GatewayCounts
+from coppice.gateway.errors import SERVER, ApiError, invalid
+from coppice.gateway.exchange import ClientGoneError, HttpExchange
+from coppice.gateway.fields import parse
+from coppice.gateway.upstream import Metadata, Upstream
+from coppice.net.access_token import METADATA_KEY
+from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
+
+logger = logging.getLogger(__name__)
+
+TENANT_KEY = "x-tenant-id"
+REQUEST_ID = "x-request-id"
+REQUEST_TIMEOUT = "x-request-timeout"
+_MIB = 1024 * 1024
+
+
+class Endpoint:
+    """An endpoint that takes a JSON object, as an ASGI application; subclasses answer its fields."""
+
+    kind: ClassVar[type[BaseModel]]
+
+    def __init__(self, upstream: Upstream, config: GatewayConfig, counts: GatewayCounts) -> None:
+        self._upstream = upstream
+        self._config = config
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; errors in OpenAI's shape."""
+        exchange = HttpExchange(scope, receive, send)
+        with self._counts.request(scope["path"], exchange):
+            await self._answer(exchange)
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        identity = uuid.uuid4().hex
+        try:
+            identity = _identity(exchange) or identity
+            request_id.set(identity)
+            exchange.headers_sent[REQUEST_ID] = identity
+            fields = parse(await exchange.json_body(self._config.max_body_mib * _MIB), self.kind)
+            await self.respond(exchange, fields, identity)
+        except ApiError as error:
+            await exchange.refuse(error)
+        except ClientGoneError:
+            logger.debug("the client has left")
+        except asyncio.CancelledError:
+            # Only at the end of the process's grace; the task ends with this answer.
+            await exchange.refuse(ApiError(503, "the server is stopping", SERVER, code="unavailable"))
+        except Exception:
+            # Its text may have what is private; the id finds it in the log.
+            logger.exception("unexpected error")
+            await exchange.refuse(ApiError(500, f"internal error, request {identity}", SERVER))
+
+    async def respond(self, exchange: HttpExchange, fields: Any, identity: str) -> None:
+        """Answer valid fields.
+
+        Raises:
+            ApiError: they are refused.
+            ClientGoneError: the client has left.
+        """
+        raise NotImplementedError
+
+    def timeout_s(self, exchange: HttpExchange) -> float:
+        """Seconds that a request may take: what it asks for, at most what is configured.
+
+        Raises:
+            ApiError: it asks for what is no number above 0.
+        """
+        text = exchange.headers.get(REQUEST_TIMEOUT)
+        if text is None:
+            return self._config.request_timeout_s
+        try:
+            wanted_s = float(text)
+        except ValueError:
+            wanted_s = 0.0
+        if not wanted_s > 0:
+            raise invalid(REQUEST_TIMEOUT, "must be a number of seconds above 0")
+        return min(wanted_s, self._config.request_timeout_s)
+
+
+def caller_metadata(headers: Headers, user: str | None = None) -> Metadata:
+    """Metadata of the caller's calls: its token as it is; without one, `user` is the tenant.
+
+    Raises:
+        ApiError: a header or the user cannot be sent on.
+    """
+    tokens = headers.getlist(METADATA_KEY)
+    if tokens:
+        if len(tokens) > 1 or not _is_printable(tokens[0]):
+            raise ApiError(401, "a valid bearer token is needed", "authentication_error", code="invalid_api_key")
+        return ((METADATA_KEY, tokens[0]),)
+    if not user:
+        return ()
+    if not _is_printable(user):
+        raise invalid("user", "must be printable ASCII")
+    return ((TENANT_KEY, user),)
+
+
+def _identity(exchange: HttpExchange) -> str:
+    """Id that the client has chosen for its request; empty if it has none.
+
+    Raises:
+        ApiError: it is too long, or cannot be a header.
+    """
+    identity = exchange.headers.get(REQUEST_ID, "")
+    if len(identity) > MAX_REQUEST_ID_BYTES or not _is_printable(identity):
+        raise invalid(REQUEST_ID, f"must be at most {MAX_REQUEST_ID_BYTES} characters of printable ASCII")
+    return identity
+
+
+def _is_printable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
