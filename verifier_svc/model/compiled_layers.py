@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from coppice.checkpoints.quantization import row_scales, whole_numbers
 from coppice.core.errors import IncompatibleError
@@ -90,6 +91,7 @@ class CompiledLayers:
         Raises:
             IncompatibleError: the layers are not of the family, or have unsupported parts.
         """
+        self._body: Any = model.base_model
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
         self._weights, self._activation, self._epsilon = _read_layers(
@@ -104,18 +106,23 @@ class CompiledLayers:
         # First layers of runs; within a run layers have equal positions.
         kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
         self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
+        self._has_equal_positions = len(self._starts) == 1
         # First layers of further runs, whose inputs are to be seen.
         self._shown: frozenset[int] = frozenset()
 
     def install(self) -> None:
-        """Replace the layers' forwards."""
+        """Replace the layers' forwards, and that of the body if all layers have equal positions."""
         for at, layer in enumerate(self._layers):
             layer.forward = functools.partial(self._forward, at)
+        if self._has_equal_positions:
+            self._body.forward = self._run_body
 
     def uninstall(self) -> None:
-        """Restore the layers' forwards."""
+        """Restore the forwards."""
         for layer in self._layers:
             del layer.forward
+        if self._has_equal_positions:
+            del self._body.forward
 
     def release(self) -> None:
         """Free the weights of the modules, which are kept here as panels; the layers' own forwards are gone with it."""
@@ -131,6 +138,25 @@ class CompiledLayers:
     def show(self, layers: frozenset[int]) -> None:
         """Begin runs with these layers too, until the next call."""
         self._shown = layers
+
+    def _run_body(
+        self,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """The body's forward, with calls only of layers that compute, and of those whose states hooks may see.
+
+        In between weights are read, so what Python runs is no longer in the caches: calls of every layer, and masks
+        that nobody reads, were a twentieth of a pass of one row.
+        """
+        hidden = self._body.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        positions = self._body.rotary_emb(hidden, position_ids=position_ids)
+        starts = self._starts | self._shown
+        for at in sorted({*starts, *(start - 1 for start in starts if start), len(self._layers) - 1}):
+            hidden = self._layers[at](hidden, position_embeddings=positions)
+        return BaseModelOutputWithPast(last_hidden_state=self._body.norm(hidden))
 
     def _forward(
         self, layer: int, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
