@@ -77,8 +77,8 @@ async def opened(address: str, receive_buffer: int = 0) -> tuple[asyncio.StreamR
 async def head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     """Status and headers of an answer."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = dict(line.lower().split(": ", 1) if ": " in line else (line, "") for line in lines[1:-2])
-    return int(lines[0].split()[1]), headers
+    pairs = (line.lower().partition(": ") for line in lines[1:-2])
+    return int(lines[0].split()[1]), {name: value for name, _, value in pairs}
 
 
 async def chunk_of(reader: asyncio.StreamReader) -> bytes:

@@ -17,7 +17,7 @@ from coppice.core.sampling import output_seed
 from coppice.gateway.config import GatewayConfig
 from coppice.net.access_token import token_digest
 from coppice.settings import ConfigError
-from tests.certificates import directory
+from tests.certificates import directory, issue
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
 from tests.http_client import (
@@ -585,23 +585,28 @@ async def test_pages_of_other_origins_are_allowed_only_where_they_are_set(start_
     assert "access-control-allow-origin" not in other.headers
 
 
-async def test_both_sides_speak_tls(start_fakes: StartFakes, tmp_path: Path) -> None:
+async def test_both_sides_speak_tls_with_the_current_certificate(start_fakes: StartFakes, tmp_path: Path) -> None:
     authority = trustme.CA()
     files = directory(tmp_path / "tls", authority)
     served = {"tls_cert": files.cert, "tls_key": files.key}
-    async with start_fakes(FakeVerifier(), **served) as (_, one):
-        config = {**served, "orchestrator_tls_ca": files.ca}
-        async with gateway_to(one.address, **config) as address:
-            context = ssl.create_default_context()
-            authority.configure_trust(context)
-            host, _, port = address.rpartition(":")
+    context, shown = ssl.create_default_context(), set()
+    authority.configure_trust(context)
+    async with (
+        start_fakes(FakeVerifier(), **served) as (_, one),
+        gateway_to(one.address, **served, orchestrator_tls_ca=files.ca) as address,
+    ):
+        host, _, port = address.rpartition(":")
+        for _ in range(2):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            shown.add(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
             writer.write(request_bytes("POST", COMPLETIONS, json.dumps(BODY).encode()))
             status, headers = await head_of(reader)
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             writer.close()
-    assert status == 200
-    assert body["choices"][0]["text"] == text_of(30, 7)
+            assert status == 200
+            assert body["choices"][0]["text"] == text_of(30, 7)
+            files.swap(issue(authority), authority)
+    assert len(shown) == 2
 
 
 def test_settings_are_checked() -> None:
