@@ -101,7 +101,7 @@ class DrafterConfig(ServiceSettings):
         description="Draft for likely outcomes while a tree is verified; `auto`: on a GPU, or with `NICENESS` 0.",
     )
     draft_ahead_steps: Annotated[int, LAB] = Field(
-        default=32, ge=0, le=256, description="Most forward steps of a round that are taken for it."
+        default=4, ge=0, le=256, description="Most forward steps of a round that are taken for it."
     )
     coupling: Annotated[Switch, LAB] = Field(
         default="on",

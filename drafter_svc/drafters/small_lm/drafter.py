@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,9 @@ from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import Forward
-from drafter_svc.search.ahead_pace import AheadPace, RoundLengths
 from drafter_svc.search.coupling import ChildChoice, Coupling
+from drafter_svc.search.draft_ahead import AHEAD_LIMITS, drafts_ahead
 from drafter_svc.search.joint_passes import JointPasses, joined
-from drafter_svc.search.known_tree import known_tree
-from drafter_svc.search.outcome_search import DraftAhead, OutcomeSearch, Row
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ def load(config: DrafterConfig) -> SmallLm:
     model = load_model(config.model, device)
     calibration = load_calibration(config.model)
     forward = choose_forward(model)
-    ahead = DraftAhead(config.ahead_steps(on_gpu=device.type == "cuda"))
+    ahead_steps = config.ahead_steps(on_gpu=device.type == "cuda")
     info = DrafterInfo(
         kind=config.drafter_kind,
         model=config.model,
@@ -75,7 +73,7 @@ def load(config: DrafterConfig) -> SmallLm:
         vocab_size=forward.vocab_size,
         max_length=0,
         acceptance_by_rank=calibration.acceptance_by_rank,
-        drafts_ahead=ahead.max_steps > 0,
+        drafts_ahead=ahead_steps > 0,
     )
     limits = TreeLimits(
         max_nodes=config.max_nodes,
@@ -89,10 +87,7 @@ def load(config: DrafterConfig) -> SmallLm:
     context = config.context_tokens(calibration.context, forward.max_positions)
     # A search in one compiled call has no passes to join.
     forward = forward if forward.max_unread else joined(forward, config.draft_batch)
-    return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice, context)
-
-
-NO_DRAFT_AHEAD = DraftAhead()
+    return SmallLm(forward, info, calibration, limits, ahead_steps, prefixes, choice, context)
 
 
 class SmallLm:
@@ -104,22 +99,24 @@ class SmallLm:
         info: DrafterInfo,
         calibration: Calibration,
         limits: TreeLimits,
-        ahead: DraftAhead = NO_DRAFT_AHEAD,
+        ahead_steps: int = 0,
         prefixes: PrefixBlocks | None = None,
         choice: ChildChoice = COUPLED,
         max_context: int = 0,
     ) -> None:
-        """Without `prefixes` no prompts are cached. `max_context`: see `DraftContext`."""
+        """At most `ahead_steps` passes a round draft ahead; without `prefixes` no prompts are cached.
+
+        `max_context`: see `DraftContext`.
+        """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
-        self._ahead = ahead
+        self._ahead_steps = ahead_steps
         self._forward = forward
         self.joint = forward if isinstance(forward, JointPasses) else None
         self._calibration = calibration
         self._limits = limits
         self._choice = choice
         self._max_context = max_context
-        self._rounds = RoundLengths()
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Open a sequence; nothing is computed before the first draft."""
@@ -129,8 +126,8 @@ class SmallLm:
         beginning = PrefixKey(self.prefixes, cache_salt)
         max_children = self._choice.max_children
         context = DraftContext(prompt, self._max_context)
-        parts = (self.info.kind, self._forward, coupling, self._limits, context, self._ahead, beginning)
-        return SmallLmSequence(*parts, max_children=max_children, rounds=self._rounds)
+        parts = (self.info.kind, self._forward, coupling, self._limits, context, self._ahead_steps, beginning)
+        return SmallLmSequence(*parts, max_children=max_children)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Open a sequence with sampled trees; nothing is computed before the first one."""
@@ -158,8 +155,6 @@ class SmallLm:
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
         if self.joint is not None:
             self.joint.measure(self._limits.width)
-        # These rounds had no target.
-        self._rounds = RoundLengths()
 
 
 class SmallLmSequence(ReadContext):
@@ -176,12 +171,10 @@ class SmallLmSequence(ReadContext):
         coupling: Coupling,
         limits: TreeLimits,
         context: DraftContext,
-        ahead: DraftAhead = NO_DRAFT_AHEAD,
+        ahead_steps: int = 0,
         beginning: PrefixKey | None = None,
         max_children: int = COUPLED.max_children,
-        rounds: RoundLengths | None = None,
     ) -> None:
-        """`rounds` are shared by all sequences."""
         self._source = source
         super().__init__(forward, context, coupling, beginning)
         self._max_unread = forward.max_unread
@@ -189,29 +182,29 @@ class SmallLmSequence(ReadContext):
         self._max_nodes = limits.max_nodes
         # Of the last draft: budgets rarely change.
         self._limits = limits
-        self._ahead = ahead
-        self._pace = AheadPace(ahead.clock, rounds)
-        self._outcomes: OutcomeSearch | None = None
+        self._ahead_steps = ahead_steps
+        # Tree under verification and passes left for it; trees after its outcomes, until they are sent.
+        self._expected: TokenTree | None = None
+        self._steps_left = 0
+        self._ahead: tuple[AheadDraft, ...] = ()
         # Children of the last committed token, once it was read.
         self._root: Children | None = None
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Add committed tokens; features are ignored."""
-        if self._outcomes is not None:
-            self._pace.outcome_came()
-            self._outcomes = None
+        self._expected, self._ahead = None, ()
         super().extend(token_ids)
 
     def _start_over(self) -> None:
         super()._start_over()
-        self._root = self._outcomes = None
+        self._root = self._expected = None
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """Best tree of at most `max_nodes` nodes after the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._context.size > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
-        self._outcomes = None
+        self._expected = None
         budget = min(max_nodes, self._max_nodes)
         limits = self._limits
         if (limits.max_nodes, limits.row_multiple) != (budget, row_multiple):
@@ -228,47 +221,50 @@ class SmallLmSequence(ReadContext):
             return True
         if self._context.unread or self._root is None:
             self._read()
-        return self._outcomes is not None and not self._outcomes.is_over and self._outcomes.step()
+        return self._draft_ahead()
 
     @property
     def drafts_ahead(self) -> bool:
         """Whether drafting ahead is on."""
-        return self._ahead.max_steps > 0
+        return self._ahead_steps > 0
 
     def expect(self, tree: TokenTree) -> None:
         """Draft after likely outcomes of this tree from now on; ignored until the committed tokens are read."""
         context = self._context
-        if not self.drafts_ahead or context.unread or self._root is None or context.size > self._max_positions:
-            return
-        # Nodes in place of padding are left to the draft after the outcome.
-        limits = replace(self._limits, row_multiple=1, max_depth=self._deepest)
-        self._outcomes = OutcomeSearch(tree, self, limits, self._ahead, self._pace)
-        self._pace.expect()
+        if not (context.unread or self._root is None or context.size > self._max_positions):
+            self._expected, self._steps_left = tree, self._ahead_steps
 
     def ahead(self) -> tuple[AheadDraft, ...]:
         """Trees after likely outcomes, once, when all are ready."""
-        return () if self._outcomes is None else self._outcomes.take()
+        drafts, self._ahead = self._ahead, ()
+        return drafts
 
-    def find(self, parent_row: int, token_id: int) -> int | None:
-        """Row of a node that was read; -1 is the end of the committed tokens."""
-        return self._cache.find(parent_row, token_id)
+    def _draft_ahead(self) -> bool:
+        """Read the likeliest unread nodes in one pass, or make the trees; returns whether there is more to do."""
+        if self._expected is None:
+            return False
+        likeliest = sorted(self._unread(ROOT, 0.0, 1), reverse=True)[: AHEAD_LIMITS.width]
+        gain = sum(math.exp(path) for path, *_ in likeliest)
+        if self._steps_left and likeliest and gain >= AHEAD_LIMITS.min_step_gain:
+            self._steps_left -= 1
+            self._grow([node for _, *node in likeliest])
+            return True
+        found = self._search(AHEAD_LIMITS, max_forwards=0)
+        self._ahead, self._expected = drafts_ahead(found, self._expected), None
+        return False
 
-    def children(self, row: int) -> Children:
-        """Children after a row."""
-        return self._read() if row == ROOT else self._cache.children(row)
-
-    def read_rows(self, rows: Sequence[Row]) -> None:
-        """Read nodes in one forward pass."""
-        depths = [row.depth for row in rows]
-        logits = self._cache.grow([row.token_id for row in rows], [row.parent_row for row in rows], depths)
-        positions = [self._context.length + depth for depth in depths]
-        new = range(self._cache.num_rows - len(rows), self._cache.num_rows)
-        paths = [self._cache.path(row) for row in new] if self._coupling.asks_for_paths else ()
-        self._cache.note(self._coupling.children(logits, positions, self._max_children, paths))
-
-    def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
-        """Best tree after a row at this depth, from rows already read."""
-        return known_tree(self, row, replace(limits, max_depth=limits.max_depth - depth), self._source)
+    def _unread(self, row: int, above: float, depth: int) -> Iterator[tuple[float, int, int, int]]:
+        """Unread nodes after a row: path log-probability, parent's row, token and depth."""
+        if depth >= self._deepest:
+            return
+        children = self._read() if row == ROOT else self._cache.children(row)
+        for token, log_prob in zip(*children, strict=True):
+            if (path := above + log_prob) < AHEAD_LIMITS.min_path_log_prob:
+                return
+            if (known := self._cache.find(row, token)) is None:
+                yield path, row, token, depth
+            else:
+                yield from self._unread(known, path, depth + 1)
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
         """Best tree in one call, if the forward supports it; equal to that of `_search`."""
@@ -314,18 +310,23 @@ class SmallLmSequence(ReadContext):
             missing = [index for index, node in enumerate(nodes) if self._cache.find(*node) is None]
             if missing and forwards_left > 0:
                 forwards_left -= 1
-                self._grow(frontier, parents, missing)
+                self._grow([(parents[at], frontier.token_ids[at], frontier.depths[at]) for at in missing])
             found = [self._cache.find(*node) for node in nodes]
             # Nodes beyond the pass budget stay leaves; their row is never read.
             rows.extend(_NO_ROW if row is None else row for row in found)
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
         limits = replace(limits, max_steps=sys.maxsize, max_depth=min(limits.max_depth, self._deepest))
-        return build_tree(self.children(ROOT), expand, limits, self._source)
+        return build_tree(self._read(), expand, limits, self._source)
 
-    def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:
-        """One forward pass over the frontier's missing nodes."""
-        self.read_rows([Row(parents[at], frontier.token_ids[at], frontier.depths[at]) for at in missing])
+    def _grow(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Read nodes in one forward pass: each its parent's row, token and depth."""
+        parents, token_ids, depths = zip(*nodes, strict=True)
+        logits = self._cache.grow(token_ids, parents, depths)
+        positions = [self._context.length + depth for depth in depths]
+        new = range(self._cache.num_rows - len(nodes), self._cache.num_rows)
+        paths = [self._cache.path(row) for row in new] if self._coupling.asks_for_paths else ()
+        self._cache.note(self._coupling.children(logits, positions, self._max_children, paths))
 
     def _read(self) -> Children:
         """Read up to the last committed token; returns its children."""

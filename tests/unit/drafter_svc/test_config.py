@@ -70,9 +70,9 @@ def test_tls_is_all_three_files_or_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "on_gpu", "steps"),
     [
-        ({}, False, 32),
+        ({}, False, 4),
         ({"niceness": 5}, False, 0),
-        ({"niceness": 5}, True, 32),
+        ({"niceness": 5}, True, 4),
         ({"niceness": 5, "draft_ahead": "on", "draft_ahead_steps": 3}, False, 3),
         ({"draft_ahead": "off"}, True, 0),
     ],

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.core.sampling import SamplingParams
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.core.tree import ROOT, TokenTree, chain
-from coppice.search.tree_limits import Children, TreeLimits
+from coppice.search.tree_limits import TreeLimits
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
@@ -25,9 +24,7 @@ from drafter_svc.drafters.small_lm.drafter import SmallLm, SmallLmSequence, load
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.llama_forward import LlamaForward
 from drafter_svc.model.tree_cache import FloatArray, Rows
-from drafter_svc.search.ahead_pace import READING_SHARE
-from drafter_svc.search.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes
-from drafter_svc.search.outcome_search import DraftAhead
+from drafter_svc.search.draft_ahead import AHEAD_LIMITS, drafts_ahead
 from drafter_svc.session import Session, SessionOpening, SessionOutcome
 
 VOCAB = 61
@@ -46,14 +43,10 @@ class CountingForward(LlamaForward):
         return super().run(store, rows)
 
 
-def make_drafter(
-    model: LlamaForCausalLM, ahead_steps: int, clock: Callable[[], float] = lambda: 0.0
-) -> tuple[SmallLm, CountingForward]:
+def make_drafter(model: LlamaForCausalLM, ahead_steps: int) -> tuple[SmallLm, CountingForward]:
     forward = CountingForward(model)
     info = DrafterInfo("small-lm", "test", "", VOCAB, 64)
-    return SmallLm(
-        forward, info, Calibration(((0.0, 0.8),)), COMPLETE, DraftAhead(max_steps=ahead_steps, clock=clock)
-    ), forward
+    return SmallLm(forward, info, Calibration(((0.0, 0.8),)), COMPLETE, ahead_steps), forward
 
 
 def prepare_fully(sequence: Any) -> None:
@@ -69,40 +62,26 @@ def random_tree(rng: np.random.Generator, nodes: int, vocab: int) -> TokenTree:
     return TokenTree(tokens, parents, (0.0,) * nodes)
 
 
-def slow_outcomes(tree: TokenTree, law: dict[int, dict[int, float]], fan_out: FanOut) -> list[LikelyOutcome]:
-    """Every accepted path and every token that may follow, by multiplying probabilities along the path."""
-    found: dict[int, list[tuple[float, int]]] = {}
-    for end in range(-1, len(tree)):
-        path = [] if end == ROOT else list(tree.path(end))
-        reach = math.prod(law[tree.parents[node]][tree.token_ids[node]] for node in path)
-        followed = {tree.token_ids[node] for node in range(len(tree)) if tree.parents[node] == end}
-        found[end] = sorted((-reach * p, token) for token, p in law[end].items() if token not in followed)
-    by_mass = sorted(found, key=lambda end: (sum(value for value, _ in found[end]), end))
-    return [
-        LikelyOutcome(end, token, math.log(-value))
-        for rank, end in enumerate(by_mass)
-        for value, token in found[end][: fan_out.at(rank)]
-    ]
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_outcomes_are_those_of_a_slow_enumeration_the_likeliest_first(seed: int) -> None:
+def test_drafts_are_what_was_found_after_tokens_that_leave_the_tree_the_likeliest_first(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    tree, fan_out = random_tree(rng, 5, 7), FanOut(4, 0.6)
-    law = {node: dict(enumerate(rng.dirichlet([0.5] * 7).clip(1e-6).tolist())) for node in range(-1, len(tree))}
-    children = {}
-    for node, row in law.items():
-        order = sorted(row, key=lambda token: -row[token])
-        children[node] = Children(order, [math.log(row[token]) for token in order])
-    expected = sorted(slow_outcomes(tree, law, fan_out), key=lambda one: -one.log_prob)
-    found = likely_outcomes(tree, children, fan_out, most=99)
-    assert [one[:2] for one in found] == [one[:2] for one in expected]
-    assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in expected])
-    assert list(likely_outcomes(tree, children, fan_out, most=3)) == list(found[:3])
-
-
-def test_the_fan_out_falls_geometrically_and_no_path_goes_without() -> None:
-    assert [FanOut(8, 0.5).at(rank) for rank in range(5)] == [8, 4, 2, 1, 1]
+    found, expected = random_tree(rng, 30, 4), random_tree(rng, 8, 4)
+    found = replace(found, log_probs=tuple(np.log(rng.random(30)).tolist()))
+    drafts = drafts_ahead(found, expected)
+    assert drafts
+    paths = dict(zip(found.paths(), found.path_log_probs, strict=True))
+    kept = set(expected.paths())
+    for path in paths:
+        # A path has a draft where it leaves the expected tree with its last token, and more was found after it.
+        leaves = path not in kept and (len(path) == 1 or path[:-1] in kept)
+        has_more = any(other[:-1] == path for other in paths)
+        assert (path in {draft.assumed for draft in drafts}) == (leaves and has_more)
+    for draft in drafts:
+        assert draft.log_prob == paths[draft.assumed]
+        assert {(*draft.assumed, *path) for path in draft.tree.paths()} == {
+            path for path in paths if path[: len(draft.assumed)] == draft.assumed and path != draft.assumed
+        }
+    assert [draft.log_prob for draft in drafts] == sorted((draft.log_prob for draft in drafts), reverse=True)
 
 
 def followed(sequence: SmallLmSequence, tree: TokenTree) -> dict[tuple[int, ...], TokenTree]:
@@ -133,7 +112,7 @@ def test_a_tree_behind_an_outcome_is_one_that_would_be_drafted_once_it_is_known(
         for assumed, ahead in itertools.islice(drafts.items(), 3):
             behind = fresh.open([*committed, *assumed], sampling)
             behind.draft(10)
-            known = behind.children(ROOT)
+            known = behind._read()
             expected_log_probs = dict(zip(known.token_ids, known.log_probs, strict=True))
             for token, parent, log_prob in zip(ahead.token_ids, ahead.parents, ahead.log_probs, strict=True):
                 assert parent != ROOT or log_prob == pytest.approx(expected_log_probs[token], abs=1e-3)
@@ -158,41 +137,29 @@ def test_an_outcome_that_was_drafted_for_needs_fewer_passes(llama: LlamaForCausa
     assert passes[8] < passes[0]
 
 
-def test_steps_are_single_passes_within_the_bounds_of_number_and_time(llama: LlamaForCausalLM) -> None:
-    now_s = 0.0
-    drafter, forward = make_drafter(llama, ahead_steps=8, clock=lambda: now_s)
+def test_steps_are_single_passes_of_bounded_number_and_width(llama: LlamaForCausalLM) -> None:
+    drafter, forward = make_drafter(llama, ahead_steps=8)
     sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
     tree = sequence.draft(10)
     before = forward.passes
     sequence.expect(tree)
+    passes, rows = before, sequence.num_cached
     while sequence.prepare():
-        assert forward.passes - before <= 8
-    assert forward.passes - before > 2
+        assert forward.passes <= passes + 1
+        assert sequence.num_cached <= rows + AHEAD_LIMITS.width
+        passes, rows = forward.passes, sequence.num_cached
+    assert 2 < forward.passes - before <= 8
     drafts = sequence.ahead()
     assert drafts
     assert sequence.ahead() == ()
-    assert sum(len(draft.tree) for draft in drafts) <= DraftAhead().max_nodes
-    # A round took a second.
-    now_s += 1.0
-    sequence.extend((3,))
-    tree = sequence.draft(10)
-    before = forward.passes
-    sequence.expect(tree)
-    while forward.passes < before + 5:
-        assert sequence.prepare()
-    # Now it is too late to read more, but not to hand over what is there.
-    now_s += READING_SHARE
-    while sequence.prepare():
-        pass
-    assert forward.passes == before + 5
-    assert sequence.ahead()
+    assert sum(len(draft.tree) for draft in drafts) <= AHEAD_LIMITS.max_nodes
     # An outcome that comes before the trees are made finds none.
-    now_s += 1.0
     sequence.extend((3,))
     sequence.expect(sequence.draft(10))
     assert sequence.prepare()
     sequence.extend((4,))
     assert sequence.ahead() == ()
+    assert not sequence.prepare()
 
 
 @pytest.mark.parametrize("tree", [chain([60] * 40), chain(range(30)), random_tree(np.random.default_rng(1), 40, 61)])
@@ -269,8 +236,6 @@ def texts() -> Iterator[tuple[list[int], list[int]]]:
 
 def test_four_of_five_outcomes_of_the_bundled_pair_are_drafted_for() -> None:
     drafter: Any = load(DrafterConfig(model=str(MODELS / "small-lm"), device="cpu", draft_ahead="on"))
-    # There is all the time.
-    drafter._ahead = replace(drafter._ahead, clock=lambda: 0.0)
     num_rounds = num_hits = 0
     for prompt, text in texts():
         sequence, length = drafter.open(prompt, SamplingParams(temperature=0.0)), len(prompt)

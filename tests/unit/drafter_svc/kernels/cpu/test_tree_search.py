@@ -13,7 +13,7 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import ROOT
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.drafters.small_lm.drafter import NO_DRAFT_AHEAD, DraftAhead, SmallLm
+from drafter_svc.drafters.small_lm.drafter import SmallLm
 from drafter_svc.kernels.base import WholeSearch
 from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 from drafter_svc.model.checkpoint import Calibration
@@ -43,11 +43,11 @@ class StepByStep(LlamaForward):
         """Searches go step by step here."""
 
 
-def sequences(llama: LlamaForCausalLM, limits: TreeLimits, ahead: DraftAhead = NO_DRAFT_AHEAD) -> Iterator[SmallLm]:
+def sequences(llama: LlamaForCausalLM, limits: TreeLimits, ahead_steps: int = 0) -> Iterator[SmallLm]:
     for kind in (LlamaForward, StepByStep):
         forward = kind(llama, compiled_ways()[0])
         info = DrafterInfo("small-lm", "test", "", VOCAB, CONTEXT)
-        yield SmallLm(forward, info, Calibration(((0.0, 0.8),)), limits, ahead)
+        yield SmallLm(forward, info, Calibration(((0.0, 0.8),)), limits, ahead_steps)
 
 
 @pytest.fixture
@@ -175,9 +175,8 @@ def test_steps_wider_than_the_compiled_pass_go_step_by_step(llama: LlamaForCausa
 
 
 def test_drafting_ahead_goes_on_from_a_whole_search(llama: LlamaForCausalLM, searches: list[int]) -> None:
-    ahead = DraftAhead(max_steps=3, min_step_gain=0.0)
     grown = []
-    for drafter in sequences(llama, LIMITS["as served"], ahead):
+    for drafter in sequences(llama, LIMITS["as served"], ahead_steps=3):
         sequence = drafter.open((5, 9, 2), SamplingParams(temperature=1.0, seed=2))
         sequence.expect(sequence.draft(11))
         while sequence.prepare():
