@@ -156,14 +156,11 @@ def boost(
 @app.command()
 def space(
     corpus: Corpus = None,
-    out: Annotated[Path | None, typer.Option(help="Default: models/space, or models/target-space with --full.")] = None,
+    out: Path = MODELS / "space",
     target_dir: TargetDir = MODELS / "target",
-    full: Annotated[
-        bool, typer.Option("--full", help="Tune the target itself, as published: it becomes another model.")
-    ] = False,
     steps: Steps = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
-    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 16,
+    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers.")] = 16,
     module: Annotated[
         list[str] | None,
         typer.Option(help="Linear layers with additions, by the last part of their names; repeatable. Default: all."),
@@ -175,26 +172,19 @@ def space(
 ) -> None:
     """Teach the target to draft for itself in its own passes: an adapter; the target's weights stay as they are."""
     set_threads(threads)
+    from verifier_svc.training.space import SpaceRecipe, train_space
 
+    recipe = SpaceRecipe(
+        steps=steps,
+        masks=masks,
+        rank=rank,
+        modules=tuple(module or ()),
+        sample_rows=samples,
+        corpus_rows=corpus_rows,
+        seed=seed,
+    )
     with training(corpus) as roots:
-        if full:
-            from verifier_svc.training.space_full import FullSpaceRecipe, train_space_full
-
-            tuned = FullSpaceRecipe(steps=steps, masks=masks, seed=seed)
-            train_space_full(roots, target_dir, out or MODELS / "target-space", tuned)
-            return
-        from verifier_svc.training.space import SpaceRecipe, train_space
-
-        recipe = SpaceRecipe(
-            steps=steps,
-            masks=masks,
-            rank=rank,
-            modules=tuple(module or ()),
-            sample_rows=samples,
-            corpus_rows=corpus_rows,
-            seed=seed,
-        )
-        train_space(roots, target_dir, out or MODELS / "space", recipe)
+        train_space(roots, target_dir, out, recipe)
 
 
 @app.command("early-exit")

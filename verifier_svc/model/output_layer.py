@@ -27,10 +27,7 @@ class OutputLayer:
 
     def scores(self, rows: Tensor, token_ids: Tensor) -> Tensor:
         """Scores [C] of one token [C] per row [C, hidden], in single precision."""
-        return self.finish((rows.float() * self.weight.index_select(0, token_ids).float()).sum(-1), token_ids)
-
-    def finish(self, products: Tensor, token_ids: Tensor) -> Tensor:
-        """Scores [C] from the dot products [C] of rows and their tokens' weights."""
+        products = (rows.float() * self.weight.index_select(0, token_ids).float()).sum(-1)
         if self.bias is not None:
             products = products + self.bias.index_select(0, token_ids).float()
         return self._finish(products)

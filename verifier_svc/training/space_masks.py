@@ -55,7 +55,7 @@ class SpaceMasks(nn.Module):
         self._target = (target,)
         generator = torch.Generator().manual_seed(seed)
         self.transition = TrainedTransition(target, transition_rank, generator) if transition_rank else None
-        self.masks = first_masks(target, num_masks, seed)
+        self.masks = _first_masks(target, num_masks, seed)
         self._names = list(_layers_of_every_row(target))
         if not self._names:
             raise IncompatibleError(f"{type(target).__name__} has no linear layer that additions could be put on")
@@ -132,7 +132,7 @@ class SpaceMasks(nn.Module):
         return add
 
 
-def first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedding:
+def _first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedding:
     """Initial masks [num_masks, H]."""
     embed: Any = target.get_input_embeddings()
     table: Tensor = embed.weight.detach().float()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from coppice.cli.train import app
@@ -27,11 +27,10 @@ from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.extras.redraft.adapter import SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.extras.redraft.adapter import load_adapter, save_adapter
 from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.model.target_model import TargetModel
-from verifier_svc.training import space, space_full
-from verifier_svc.training.space_full import FullSpaceRecipe, TunedTarget
+from verifier_svc.training import space
 from verifier_svc.training.space_masks import SpaceMasks
 
 NewModel = Callable[[str], PreTrainedModel]
@@ -177,41 +176,6 @@ def test_the_recipe_runs_to_an_adapter_that_says_what_it_is(
     assert json.loads((tmp_path / "out" / "recipe.json").read_text())["recipe"]["masks"] == 3
 
 
-def test_a_tuned_targets_own_rows_do_not_see_masks_and_its_masks_say_in_service_what_they_said(
-    new_model: NewModel,
-) -> None:
-    model = new_model("llama")
-    tokens = torch.randint(VOCAB, (2, 18), generator=torch.Generator().manual_seed(2))
-    tuned = TunedTarget(model, 3, seed=0).eval()
-    with torch.no_grad():
-        tuned.masks.weight.copy_(tuned.masks.weight.bfloat16().float())
-        text, said = tuned(tokens, BlockLayout(18, torch.tensor([3, 12]), 3, sees_all=False))
-        assert torch.allclose(text, model(input_ids=tokens).logits, atol=1e-4)
-    target = TargetModel(model, exact=True, num_blocks=16)
-    target.adapt(SpaceAdapter(tuned.masks.weight.detach(), {}, ((0.0, (1.0,)),)))
-    rows = SequenceRows(SequenceCache(target.cache, 64), tokens[1, :13].tolist(), masks=(MaskGroup(ROOT, 3),))
-    assert torch.allclose(target.forward(target.plan([rows]))[:4], said[1, 1], atol=1e-4)
-
-
-def test_the_full_recipe_writes_another_target_that_says_so(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
-    monkeypatch.setattr(space_full, "EVALUATION_BATCHES", 1)
-    monkeypatch.setattr(space_full, "SampleShape", lambda: SampleShape(8, 4, 12, 20))
-    recipe = FullSpaceRecipe(steps=6, masks=3, rows=2, groups=4)
-    space_full.train_space_full([workshop / "corpus"], workshop / "target", tmp_path / "out", recipe)
-    adapter = load_adapter(tmp_path / "out")
-    assert (adapter.num_masks, adapter.low_rank) == (3, {})
-    assert "not `target` any more" in (tmp_path / "out" / "README.md").read_text()
-    tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    before = AutoModelForCausalLM.from_pretrained(workshop / "target", dtype=torch.float32)
-    changed = [
-        not torch.allclose(value, before.state_dict()[name], atol=1e-3) for name, value in tuned.state_dict().items()
-    ]
-    assert any(changed)
-
-
 class KilledError(Exception):
     """Stands for whatever kills a run."""
 
@@ -248,7 +212,3 @@ def test_the_command_gets_its_options(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, result.output
     recipe = space.SpaceRecipe(7, 2, 6, ("q_proj", "o_proj"), sample_rows=64, corpus_rows=5, seed=3)
     assert calls == [([tmp_path], Path("t"), Path("o"), recipe)]
-    monkeypatch.setattr(space_full, "train_space_full", lambda *arguments: calls.append(arguments))
-    result = CliRunner().invoke(app, ["space", "--full", *sizes, *shape])
-    assert result.exit_code == 0, result.output
-    assert calls[1] == ([tmp_path], Path("t"), Path("o"), FullSpaceRecipe(7, 2, seed=3))

@@ -73,13 +73,9 @@ class EarlyHead:
     def predict(self, hidden: Tensor) -> Tensor:
         """Approximation of the target's last hidden states [rows, hidden], from those after `layer` layers."""
         rows = predicted_norm(hidden, self.norm_weight, self.norm_bias, is_centred=self.is_centred, eps=self.eps)
-        return rows + self.addition(rows)
-
-    def addition(self, rows: Tensor) -> Tensor:
-        """Low-rank addition to the norm's output [rows, hidden]."""
         if self.low_rank is None:
-            return torch.zeros_like(rows)
-        return F.linear(F.silu(F.linear(rows, self.low_rank.down)), self.low_rank.up)
+            return rows
+        return rows + F.linear(F.silu(F.linear(rows, self.low_rank.down)), self.low_rank.up)
 
 
 def predicted_norm(hidden: Tensor, weight: Tensor, bias: Tensor, *, is_centred: bool, eps: float) -> Tensor:

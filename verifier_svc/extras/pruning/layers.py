@@ -21,8 +21,7 @@ from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.extras.pruning.head import EarlyHead
 from verifier_svc.extras.pruning.rows import Candidates, candidates_of, surviving_rows, without_pruned
-from verifier_svc.extras.pruning.scores import EarlyScores
-from verifier_svc.model.output_layer import output_layer
+from verifier_svc.model.output_layer import OutputLayer, output_layer
 
 # Called with the pruned pass and, for each of its M rows, the row's index among the N rows before.
 Narrow = Callable[[PassPlan, Tensor], None]
@@ -67,7 +66,7 @@ class PrunedLayers:
             )
         parameter = next(model.parameters())
         self._device = parameter.device
-        self._scores = EarlyScores(head.to(parameter.device, parameter.dtype), output)
+        self._head, self._output = head.to(parameter.device, parameter.dtype), output
         self._row_multiple = row_multiple
         self._forward: PrunedForward | None = None
         layers[head.layer - 1].register_forward_hook(self._cut)
@@ -96,7 +95,9 @@ class PrunedLayers:
             raise IncompatibleError(f"layers give hidden states of shape {tuple(hidden.shape)}, which cannot be pruned")
         plan, candidates = forward.plan, forward.candidates
         forward.num_rows = hidden.shape[1]
-        scores = self._scores.of(hidden[0], candidates) if forward.scores is None else forward.scores
+        scores = forward.scores
+        if scores is None:
+            scores = early_scores(self._head, self._output, hidden[0], candidates)
         rows = surviving_rows(plan, candidates, scores.cpu().numpy())
         left = without_pruned(plan, rows, self._row_multiple)
         # Dropping rows that padding adds again saves nothing.
@@ -164,6 +165,18 @@ class PrunedLayers:
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def early_scores(head: EarlyHead, output: OutputLayer, hidden: Tensor, candidates: Candidates) -> Tensor:
+    """Scores [C] of the candidates' tokens after their parents, from hidden states [N, hidden] after the head's layer.
+
+    A parent's row is computed once for all of its children.
+    """
+    parents, places = np.unique(candidates.parent_rows, return_inverse=True)
+    rows, children, token_ids = (
+        torch.from_numpy(array.astype(np.int64)).to(hidden.device) for array in (parents, places, candidates.token_ids)
+    )
+    return output.scores(head.predict(hidden.index_select(0, rows)).index_select(0, children), token_ids)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

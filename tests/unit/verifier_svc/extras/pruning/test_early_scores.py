@@ -1,4 +1,4 @@
-"""Early scores: the compiled way and torch's say the same, which is what the head's parts are said to be."""
+"""Early scores: products of the head's rows with the output layer, for the candidates alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.pruning.layers import early_scores
 from verifier_svc.extras.pruning.rows import Candidates
-from verifier_svc.extras.pruning.scores import EarlyScores
 from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.model.output_layer import OutputLayer
 from verifier_svc.verify.draw_rule import Threshold
@@ -16,7 +16,9 @@ from verifier_svc.verify.draw_rule import Threshold
 HIDDEN, VOCAB, ROWS = 48, 70, 20
 
 
-def parts(*, is_centred: bool, has_addition: bool, has_bias: bool, softcap: float | None) -> EarlyScores:
+def parts(
+    *, is_centred: bool, has_addition: bool, has_bias: bool, softcap: float | None
+) -> tuple[EarlyHead, OutputLayer]:
     generator = torch.Generator().manual_seed(4)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -25,7 +27,7 @@ def parts(*, is_centred: bool, has_addition: bool, has_bias: bool, softcap: floa
     low_rank = LowRank(numbers(8, HIDDEN), numbers(HIDDEN, 8)) if has_addition else None
     bias = numbers(HIDDEN) if is_centred else torch.zeros(HIDDEN)
     head = EarlyHead(1, numbers(HIDDEN), bias, is_centred, 1e-5, low_rank, (Threshold(0.0, -5.0, 0.99),))
-    return EarlyScores(head, OutputLayer(numbers(VOCAB, HIDDEN), numbers(VOCAB) if has_bias else None, 0.5, softcap))
+    return head, OutputLayer(numbers(VOCAB, HIDDEN), numbers(VOCAB) if has_bias else None, 0.5, softcap)
 
 
 def some_candidates(count: int) -> Candidates:
@@ -45,23 +47,9 @@ def test_scores_are_products_of_predicted_rows_with_the_output_layer(
     softcap: float | None,
     count: int,
 ) -> None:
-    scores = parts(is_centred=is_centred, has_addition=has_addition, has_bias=has_bias, softcap=softcap)
+    head, output = parts(is_centred=is_centred, has_addition=has_addition, has_bias=has_bias, softcap=softcap)
     hidden = 3 * torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(1)) + 0.5
     candidates = some_candidates(count)
-    whole = scores._output.all_scores(scores._head.predict(hidden))
+    whole = output.all_scores(head.predict(hidden))
     expected = whole[torch.from_numpy(candidates.parent_rows), torch.from_numpy(candidates.token_ids)]
-    by_torch = parts(is_centred=is_centred, has_addition=has_addition, has_bias=has_bias, softcap=softcap)
-    assert scores._is_compiled
-    # As on a GPU.
-    by_torch._is_compiled = False
-    for one in (scores, by_torch):
-        torch.testing.assert_close(one.of(hidden, candidates), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_rows_that_do_not_lie_as_compiled_code_reads_them_are_torchs() -> None:
-    scores = parts(is_centred=False, has_addition=True, has_bias=False, softcap=None)
-    hidden = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(1))
-    candidates = some_candidates(30)
-    strided = torch.stack([hidden, hidden], dim=-1)[..., 0]
-    assert not strided.is_contiguous()
-    torch.testing.assert_close(scores.of(strided, candidates), scores.of(hidden, candidates), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(early_scores(head, output, hidden, candidates), expected, rtol=1e-4, atol=1e-4)
