@@ -26,11 +26,9 @@ class Chance(Protocol):
 
     def happens(self, probability: float) -> bool:
         """True with this probability, in [0, 1]."""
-        ...
 
     def choice(self, probabilities: FloatArray) -> int:
         """An index drawn in proportion to `probabilities`; never one of probability 0."""
-        ...
 
 
 class UniformChance:

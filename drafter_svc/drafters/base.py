@@ -52,7 +52,6 @@ class DraftSequence(Protocol):
 
     def extend(self, token_ids: Sequence[int], features: bytes) -> None:
         """Add committed tokens (ids in the vocabulary), with the target's hidden states if needed."""
-        ...
 
     def read(self, max_pieces: int) -> int:
         """Read cached pieces of a long prompt, and compute at most `max_pieces` others.
@@ -60,21 +59,18 @@ class DraftSequence(Protocol):
         Returns the pieces left to compute before a draft is a short job; a draft may still be requested, and reads
         them.
         """
-        ...
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """Best tree of at most `max_nodes` nodes after the committed tokens; empty beyond the context.
 
         The target pads rows (root and nodes) to multiples of `row_multiple`, so nodes in place of padding are free.
         """
-        ...
 
     def prepare(self) -> bool:
         """Do a short job that speeds up the next draft; called after a tree was sent, while the thread is idle.
 
         Returns whether there is more to prepare.
         """
-        ...
 
 
 @runtime_checkable
@@ -84,15 +80,12 @@ class AheadSequence(DraftSequence, Protocol):
     @property
     def drafts_ahead(self) -> bool:
         """Whether drafting ahead is on."""
-        ...
 
     def expect(self, tree: TokenTree) -> None:
         """Report the tree under verification after the committed tokens."""
-        ...
 
     def ahead(self) -> tuple[AheadDraft, ...]:
         """Trees after likely outcomes of the expected tree, likeliest first: once, when all are ready; else empty."""
-        ...
 
 
 class Drafter(Protocol):
@@ -107,11 +100,9 @@ class Drafter(Protocol):
 
         Cached prefixes are only shared with sequences of the same salt.
         """
-        ...
 
     def warm_up(self) -> None:
         """Run all code paths that are slow on first use."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +121,6 @@ class DenoisingDrafter(Drafter, Protocol):
         self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
     ) -> DraftSequence:
         """Like `open`, with the requested steps and block size, within the drafter's limits."""
-        ...
 
 
 @runtime_checkable
@@ -142,4 +132,3 @@ class SamplingDrafter(Drafter, Protocol):
 
         Draws are a function of the seed and the committed length, independent of the noise.
         """
-        ...

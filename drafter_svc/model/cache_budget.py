@@ -15,11 +15,9 @@ class CachingSequence(Protocol):
     @property
     def num_cached(self) -> int:
         """Cached tokens, those of trees included."""
-        ...
 
     def forget(self) -> None:
         """Drop the cache; needed tokens are read again before the next draft."""
-        ...
 
 
 class CacheBudget:

@@ -45,27 +45,21 @@ class Forward(Protocol[Store]):
 
     def new_store(self) -> Store:
         """An empty store."""
-        ...
 
     def run(self, store: Store, rows: Rows) -> FloatArray:
         """Append the rows to the store; returns logits [num_logits, vocab]."""
-        ...
 
     def keep(self, store: Store, first: int, rows: Sequence[int]) -> None:
         """Of cached rows from `first` on, keep the given ones, which ascend."""
-        ...
 
     def take(self, store: Store, first: int, last: int) -> KvBlock:
         """Copy of cached rows from `first` to before `last`."""
-        ...
 
     def put(self, store: Store, block: KvBlock) -> None:
         """Append rows copied by `take` from a store with the same rows before them."""
-        ...
 
     def search(self, store: Store, search: WholeSearch) -> Found | None:
         """Search after the cached rows and append the computed rows; None if only step-by-step search is supported."""
-        ...
 
 
 class Followed(NamedTuple):

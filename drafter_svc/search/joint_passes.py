@@ -41,7 +41,6 @@ class JoiningForward(Forward[Store], Protocol):
 
         If it raises, no store has new rows.
         """
-        ...
 
 
 class JointPasses(Generic[Store]):

@@ -69,21 +69,17 @@ class Objective(Protocol):
     @property
     def recipe(self) -> BlockRecipe:
         """The run's recipe."""
-        ...
 
     @property
     def sees_all(self) -> bool:
         """Whether a block's rows see those after them."""
-        ...
 
     @property
     def num_masks(self) -> int:
         """Ids added to the vocabulary."""
-        ...
 
     def loss(self, model: nn.Module, batch: TaughtRows, masks: Tensor, step: int) -> Tensor:
         """Loss of a step, a function of model, batch, seed and step; `masks` are ids of the vocabulary."""
-        ...
 
 
 def train_block_drafter(

@@ -22,7 +22,6 @@ class ShownLayers(Protocol):
 
     def show(self, layers: frozenset[int]) -> None:
         """Let hooks see the inputs of these layers, and only of them, until the next call."""
-        ...
 
 
 class LayerStates:

@@ -38,7 +38,6 @@ class Capture(Protocol):
         Raises:
             RuntimeError: an operation cannot be captured.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

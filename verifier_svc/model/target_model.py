@@ -86,19 +86,15 @@ class LayerCalls(ShownLayers, Protocol):
 
     def install(self) -> None:
         """Replace the layers' forwards."""
-        ...
 
     def uninstall(self) -> None:
         """Restore the layers' forwards."""
-        ...
 
     def release(self) -> None:
         """Free the layers' own weights, if they are not needed any more."""
-        ...
 
     def cut(self, layer: int) -> None:
         """Let hooks of this layer and of the one before it see the states passed between them."""
-        ...
 
 
 class TargetModel:

@@ -55,24 +55,19 @@ class BlockKind(Protocol):
     @property
     def sees_all(self) -> bool:
         """Whether a block's rows also see later rows of the block."""
-        ...
 
     @property
     def max_masks(self) -> int:
         """Most rows of a block."""
-        ...
 
     def num_masks(self, max_nodes: int) -> int:
         """Rows of the block for a tree of at most `max_nodes` nodes."""
-        ...
 
     def predict(self, look: Look, num_masks: int) -> list[Children]:
         """Children at each of 1 + `num_masks` depths."""
-        ...
 
     def as_asked(self, denoising: Denoising) -> BlockKind:
         """This kind with the request's denoising settings, if it denoises."""
-        ...
 
 
 def load_block_lm(
