@@ -66,21 +66,10 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     ahead = {"hit": drafts.ahead_hits, "miss": drafts.ahead_misses}
     text = "Rounds with drafts made ahead, by whether their outcome was among them."
     yield _OWN.counters("ahead_outcomes", text, "result", ahead)
-    stale = {
-        "left": drafts.stale_left,
-        "worse": drafts.stale_worse,
-        "ahead": drafts.stale_ahead,
-        "sampled": drafts.stale_sampled,
-        "missed": drafts.stale_missed,
-    }
-    yield _OWN.counters("stale_drafts", "Drafts discarded, by reason.", "reason", stale)
-    pruned = {
-        "output": drafts.pruned_output,
-        "grammar": drafts.pruned_grammar,
-        "budget": drafts.pruned_budget,
-        "room": drafts.pruned_room,
-    }
-    yield _OWN.counters("pruned_nodes", "Available nodes that a round did not verify, by reason.", "reason", pruned)
+    yield _OWN.counters("stale_drafts", "Drafts discarded, by reason.", "reason", drafts.stale)
+    yield _OWN.counters(
+        "pruned_nodes", "Available nodes that a round did not verify, by reason.", "reason", drafts.pruned
+    )
 
 
 def _pruning_times(engine: Engine) -> Iterator[Metric]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+_STEPS = ("output", "grammar", "budget", "room")
 
 
 class DraftOrigin(enum.Enum):
@@ -31,23 +33,16 @@ class DraftCounts:
     # Rounds with trees drafted ahead of them: whether their outcome was among the drafted ones.
     ahead_hits: int = 0
     ahead_misses: int = 0
-    # Discarded drafts by reason: not on the path of committed tokens; a better tree was there; too many for later
-    # lengths; not for the coming round although only that is allowed (sampled, or synchronous sequences).
-    stale_left: int = 0
-    stale_worse: int = 0
-    stale_ahead: int = 0
-    stale_sampled: int = 0
-    stale_missed: int = 0
-    # Available nodes that a round did not verify, by reason: output length, grammar, budget, or room in the pass or KV
-    # cache. Nodes beyond the budget stay for the next round, and are counted in each.
-    pruned_output: int = 0
-    pruned_grammar: int = 0
-    pruned_budget: int = 0
-    pruned_room: int = 0
+    # Discarded drafts: not on the path of committed tokens; a better tree was there; too many for later lengths; not
+    # for the coming round, in sequences that verify sampled trees or are synchronous.
+    stale: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("left", "worse", "ahead", "sampled", "missed"), 0)
+    )
+    # Available nodes that a round did not verify: output length, grammar, budget, or room in the pass or cache. Nodes
+    # beyond the budget stay for the next round, and are counted in each.
+    pruned: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_STEPS, 0))
 
-    def pruned(self, whole: int, fitting: int, allowed: int, within_budget: int, verified: int) -> None:
-        """Count the nodes of a round's draft left after each step, from `whole` on."""
-        self.pruned_output += whole - fitting
-        self.pruned_grammar += fitting - allowed
-        self.pruned_budget += allowed - within_budget
-        self.pruned_room += within_budget - verified
+    def add_pruned(self, *num_nodes: int) -> None:
+        """Count the nodes of a round's draft, all and those left after each step of `pruned`."""
+        for step, before, after in zip(_STEPS, num_nodes, num_nodes[1:], strict=False):
+            self.pruned[step] += before - after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.core.tree import TokenTree
-from verifier_svc.engine.mailbox import ExactMailbox, Mailbox
+from verifier_svc.engine.mailbox import Mailbox
 
 # Least expected tokens of an older tree's rest, relative to mean drafts, with which a round starts at once: waiting for
 # a fresh tree takes about two thirds of a pass.
@@ -30,7 +30,7 @@ class RoundPromise:
             self._is_known = True
 
 
-def has_draft_to_start_with(mailbox: Mailbox | ExactMailbox, budget: int, usual: RoundPromise, room: int) -> bool:
+def has_draft_to_start_with(mailbox: Mailbox, budget: int, usual: RoundPromise, room: int) -> bool:
     """Whether a draft worth starting with at once is there.
 
     A fresh one is; an older rest or one drafted ahead is if its expected tokens are close to the mean, as far as the

@@ -130,9 +130,8 @@ class Sequence:
         self._wants_features = spec.wants_features
         self._priority = spec.priority
         self._counts = counts or DraftCounts()
-        self.mailbox: Mailbox | ExactMailbox = Mailbox(self._counts)
-        if spec.traverses or spec.synchronous:
-            self.mailbox = ExactMailbox(self._counts, is_sampled=spec.traverses)
+        drafts_itself = not (spec.traverses or spec.synchronous)
+        self.mailbox = Mailbox(self._counts) if drafts_itself else ExactMailbox(self._counts, is_sampled=spec.traverses)
         self.linger = Linger(spec.linger_s)
         self._usual_promise = RoundPromise()
         self._max_nodes = self._budget = max_nodes
@@ -146,10 +145,10 @@ class Sequence:
             traverses=spec.traverses,
             num_top_log_probs=spec.top_log_probs,
         )
-        redraft = info.redraft if isinstance(self.mailbox, Mailbox) else None
+        redraft = info.redraft if drafts_itself else None
         self._redrafter = Redrafter(redraft, spec.max_redraft_nodes, spec.sampling.temperature)
         self._lookup = None
-        if info.lookup is not None and spec.max_lookup_nodes and isinstance(self.mailbox, Mailbox):
+        if info.lookup is not None and spec.max_lookup_nodes and drafts_itself:
             self._lookup = PromptLookup(info.lookup, spec.max_lookup_nodes, spec.sampling.temperature > 0)
         self._draw_rule = None
         if info.pruning is not None and not spec.traverses:
@@ -288,7 +287,7 @@ class Sequence:
         draft = self._cut(allowed, self._budget)
         tree = self._cut(draft, max_nodes)
         if len(tree) < len(whole):
-            self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
+            self._counts.add_pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
         is_redraft = self.mailbox.origin is DraftOrigin.REDRAFT
         if is_redraft and max_masks:
             tree = self._redrafter.worth_verifying(tree)
@@ -373,14 +372,14 @@ class Sequence:
         verified = planned.origin is DraftOrigin.REDRAFT
         chooser, position = self.verifier.chooser, len(self.tokens)
         redraft = self._redrafter.round_over(rows, accepted, logits, chooser, position, verified=verified)
-        if len(redraft) and isinstance(self.mailbox, Mailbox):
+        if len(redraft):
             self.mailbox.put_redraft(redraft)
         return redraft
 
     def _look_up(self, lookup: PromptLookup, token_ids: tuple[int, ...], num_sequences: int) -> TokenTree:
         """Look up a draft for the next round in the sequence's own tokens and add it to the mailbox."""
         lookup.committed(token_ids)
-        if self.mailbox.is_fresh or not isinstance(self.mailbox, Mailbox):
+        if self.mailbox.is_fresh:
             return EMPTY_TREE
         tree = lookup.draft(self.tokens, num_sequences)
         if len(tree):
