@@ -66,7 +66,7 @@ def write_card(
     out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop, extra: str = ""
 ) -> None:
     """Write `recipe.json`, the validation curve and the card to `out`, next to the weights."""
-    facts = {"title": title, **run_facts(parameters, recipe, store, loop)}
+    facts = {"title": title, **_run_facts(parameters, recipe, store, loop)}
     facts["bits_per_byte"] = facts["held_out_loss"] / math.log(2) / store.held_out_bytes_per_token
     (out / "README.md").write_text(CARD.format(**facts, extra=extra))
     record = {**facts, "recipe": asdict(recipe), "curve": loop.curve}
@@ -87,8 +87,8 @@ def make_readable(directory: Path) -> None:
             path.chmod(0o666 & ~mask)
 
 
-def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop) -> dict[str, Any]:
-    """Facts on every card: command, data, machine, versions, date and final losses."""
+def _run_facts(parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop) -> dict[str, Any]:
+    """Facts of a card: command, data, machine, versions, date and final losses."""
     last = loop.curve[-1]
     return {
         "command": "coppice " + shlex.join(sys.argv[1:]),

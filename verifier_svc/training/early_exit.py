@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
-from coppice.training.checkpoint import make_readable
+from coppice.training.checkpoint import write_card
 from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from verifier_svc.extras.pruning.head import EarlyHead, predicted_norm, save_head
@@ -25,7 +25,7 @@ from verifier_svc.extras.pruning.layers import decoder_layers
 from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.model.made_for import write_target
 from verifier_svc.model.output_layer import OutputLayer, output_layer
-from verifier_svc.training.early_exit_report import calibrate, collect, measure, write_card
+from verifier_svc.training.early_exit_report import calibrate, collect, described, measure
 from verifier_svc.verify.draw_rule import Thresholds
 
 
@@ -167,8 +167,10 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     thresholds = calibrate(calibrating, recipe.recall)
     save_head(head.head(recipe.layer, thresholds), out)
     write_target(out, model)
-    write_card(out, recipe, store, loop, head, measure(reported, thresholds))
-    make_readable(out)
+    parameters = sum(parameter.numel() for parameter in head.parameters())
+    extra = described(recipe.layer, recipe.recall, measure(reported, thresholds))
+    title = "Early-exit head"
+    write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
 
 
 @torch.no_grad()

@@ -1,40 +1,23 @@
-"""An early head's calibration and its effect on held-out text, and its card."""
+"""An early head's calibration and its effect on held-out text, and its card's text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coppice.training.acceptance_report import TEMPERATURES
-from coppice.training.checkpoint import run_facts
-from coppice.training.loop import TrainingLoop
-from coppice.training.token_store import TokenStore
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 # The drawn token, and further ones that stand for a drafter's other children.
 CHILDREN = 4
 
-CARD = """# Early-exit head
-
-| | |
-|---|---|
-| acts after | layer {layer} of the target |
-| parameters | {parameters:,} |
-| data | {train_tokens:,} training tokens of Python sources; the target's own distributions over them |
-| held-out | {held_out_loss:.4f} nats per token, the penalty for not being normalised included |
-| command | `{command}` |
-| seed | {seed} |
-| steps | {steps} |
-| training time | {minutes:.0f} minutes on {machine} |
-| versions | {versions} |
-| date | {date} |
-| licence | weights Apache-2.0; trained on sources under their own licences |
+# Of a card, after the facts.
+STORY = """
+Acts after layer {layer} of the target. Trained on the target's own distributions over the text. The held-out figure
+above includes the penalty for not being normalised: it does not compare with that of a language model.
 
 Thresholds are calibrated on one half of held-out windows of text for a recall of {recall}; the rows below are the other
 half's. Recall: the share of tokens drawn by the target that are not pruned. Removed: of the {others} tokens that the
@@ -45,7 +28,7 @@ children, and so these are the hardest to rule out.
 |---|---|---|---|
 {rows}
 
-`early_head.json` has the thresholds, `recipe.json` every setting and the validation curve.
+`early_head.json` has the thresholds.
 """
 
 
@@ -104,13 +87,7 @@ def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[Head
     ]
 
 
-def write_card(
-    out: Path, recipe: Any, store: TokenStore, loop: TrainingLoop, head: nn.Module, measured: Sequence[HeadMeasurement]
-) -> None:
-    """Write the card and `recipe.json`."""
-    parameters = sum(parameter.numel() for parameter in head.parameters())
-    facts = {**run_facts(parameters, recipe, store, loop), "layer": recipe.layer, "recall": recipe.recall}
+def described(layer: int, recall: float, measured: Sequence[HeadMeasurement]) -> str:
+    """Text of the card."""
     rows = "\n".join(f"| {m.temperature:g} | {m.threshold:.3f} | {m.recall:.4f} | {m.removed:.3f} |" for m in measured)
-    (out / "README.md").write_text(CARD.format(**facts, others=CHILDREN - 1, rows=rows))
-    record = {**facts, "recipe": asdict(recipe), "curve": loop.curve, "measured": [asdict(m) for m in measured]}
-    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
+    return STORY.format(layer=layer, recall=recall, others=CHILDREN - 1, rows=rows)
