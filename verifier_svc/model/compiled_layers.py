@@ -153,8 +153,10 @@ class CompiledLayers:
         """
         hidden = self._body.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         positions = self._body.rotary_emb(hidden, position_ids=position_ids)
-        starts = self._starts | self._shown
-        for at in sorted({*starts, *(start - 1 for start in starts if start), len(self._layers) - 1}):
+        # The layers that compute, and the ones before them; what is shown may be the last one's output.
+        starts = {*self._starts, *self._shown, len(self._layers)}
+        called = starts.union(start - 1 for start in starts) & set(range(len(self._layers)))
+        for at in sorted(called):
             hidden = self._layers[at](hidden, position_embeddings=positions)
         return BaseModelOutputWithPast(last_hidden_state=self._body.norm(hidden))
 
