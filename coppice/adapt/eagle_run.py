@@ -18,6 +18,8 @@ from coppice.adapt.eagle_head import EagleHead, distillation, final_norm, new_he
 from coppice.training.loop import Schedule, trained
 
 _HELD_OUT_WINDOWS = 8
+# Share of the learning rate for a head that is trained further, which the whole rate would undo first.
+_FURTHER_RATE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def train_head(
 ) -> TrainedHead:
     """Train a head on the answers of `directory`; a run that was interrupted goes on from `state_dir`.
 
-    It begins with the parameters `begun_with`, by name, or with those of `new_head`.
+    It begins with the parameters `begun_with`, by name, and a lower learning rate, or with those of `new_head`.
 
     Raises:
         IncompatibleError: there are too few answers, or the model's parts are not those of the Llama family.
@@ -128,8 +130,10 @@ def train_head(
     ids = frequent_ids(directory, recipe.draft_vocab, vocab_size)
     scales = store.windows([0], min(4096, len(store))).states[0, :, : NUM_STATES - 1].float()
     head = new_head(model, torch.from_numpy(ids), scales.square().mean((0, 2)).sqrt())
+    rate = recipe.learning_rate
     if begun_with is not None:
         head.load_state_dict(begun_with)
+        rate *= _FURTHER_RATE
     loss = EagleLoss(recipe, final_norm(model), head.output_rows, use_compiler=use_compiler)
     windows = held_out.first_windows(_HELD_OUT_WINDOWS, recipe.length)
 
@@ -139,7 +143,7 @@ def train_head(
     def held_out_loss(_: nn.Module, number: Tensor) -> Tensor:
         return loss(head, windows[int(number)])
 
-    schedule = Schedule(recipe.training_steps(len(store)), recipe.learning_rate, recipe.warmup_steps)
+    schedule = Schedule(recipe.training_steps(len(store)), rate, recipe.warmup_steps)
     numbers = list(torch.arange(len(windows)))
     loop = trained(head, step_loss, held_out_loss, numbers, schedule, state_dir, use_compiler=False)
     return TrainedHead(head, ids, loss, loop.curve)
