@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,15 +28,13 @@ from orchestrator.config import Config
 from orchestrator.peers.drafter_client import DraftedTarget, DrafterClient, DrafterPool
 from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.shared_affinity import SharedAffinity
-from orchestrator.peers.verifier_client import VerifierClient, VerifierInfo
+from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import FixedPlanner, Planner
-from orchestrator.planner.fleet import FleetPlanner, adaptive_planners
-from orchestrator.planner.shared_knowledge import TIMEOUT_S, PlannerSnapshotTarget, SharedKnowledge
+from orchestrator.planner.fleet import FleetPlanner
 from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace, open_redis
-from orchestrator.prefix_cache.guesses import SOURCE as CACHE
-from orchestrator.prefix_cache.keys import CacheNamespace, knowledge_key
+from orchestrator.prefix_cache.keys import CacheNamespace
 from orchestrator.prefix_cache.store import CacheCounts
 
 if TYPE_CHECKING:
@@ -59,8 +56,6 @@ class Orchestrator:
     drafters: DrafterPool
     # None if CACHE_DRAFTER is off.
     cache: PrefixCache | None
-    # None if the planner does not learn, or without Redis.
-    knowledge: SharedKnowledge | None
 
 
 @contextlib.asynccontextmanager
@@ -100,10 +95,6 @@ async def running(
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes, verifiers)
-        knowledge = _knowledge(config, namespace, verifiers, drafters, planner)
-        if knowledge is not None:
-            stack.push_async_callback(knowledge.close)
-            await knowledge.start()
         admission = _admission(config)
         service = InferenceService(
             verifiers=verifiers,
@@ -150,7 +141,7 @@ async def running(
         stack.push_async_callback(_cancel, health)
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
-        yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache, knowledge)
+        yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache)
 
 
 async def _drafters(
@@ -246,25 +237,6 @@ async def _serve_metrics(
     server = MetricsServer(read, host, config.metrics_port, certificates, config.metrics_tls)
     # In a thread: it joins the server's thread, which may wait for the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)
-
-
-def _knowledge(
-    config: Config, namespace: CacheNamespace, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
-) -> SharedKnowledge | None:
-    """Planner knowledge shared through Redis; None without Redis or an adaptive planner."""
-    planners = adaptive_planners(planner, config.verifier_addresses)
-    if not config.redis_url or not planners:
-        return None
-    counts = CacheCounts()
-    own = {CACHE} if config.cache_drafter else set[str]()
-
-    def key(client: VerifierClient) -> bytes:
-        info = client.info if client.is_known else verifiers.info
-        return knowledge_key(namespace, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
-
-    store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
-    targets = [PlannerSnapshotTarget(planners[client.address], partial(key, client)) for client in verifiers.clients]
-    return SharedKnowledge(store, counts, targets, config.cache_ttl_s)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

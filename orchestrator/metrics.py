@@ -112,36 +112,33 @@ def planner_metrics(planners: Mapping[str, AdaptivePlanner]) -> Iterator[Metric]
 
 
 def _planner_metrics(planner: AdaptivePlanner, verifier: str) -> Iterator[Metric]:
-    snapshot, exploration = planner.snapshot, planner.exploration
+    usual = planner.mean_accepted
     yield _OWN.gauge(
-        "planner_rate", "Value of time in tokens per second; 0 until known.", snapshot.rate, verifier=verifier
+        "planner_rate", "Value of time in tokens per second; 0 until known.", planner.rate, verifier=verifier
     )
     yield _OWN.gauge(
-        "planner_price", "Price of a row: expected tokens that it must gain.", snapshot.price, verifier=verifier
+        "planner_price", "Price of a row: expected tokens that it must gain.", planner.price, verifier=verifier
     )
     yield _OWN.gauge(
         "planner_threshold",
         "Fraction of a typical draft's gain from which drafts pay.",
-        snapshot.threshold,
+        planner.break_even / usual if usual else 0.0,
         verifier=verifier,
     )
-    yield _OWN.gauge("planner_gain", "Expected accepted tokens of a typical draft.", snapshot.gain, verifier=verifier)
+    yield _OWN.gauge("planner_gain", "Expected accepted tokens of a typical draft.", usual, verifier=verifier)
     yield _OWN.gauge(
-        "planner_nodes", "Nodes of a typical draft that are worth their rows.", snapshot.nodes, verifier=verifier
+        "planner_nodes", "Nodes of a typical draft that are worth their rows.", planner.mean_nodes, verifier=verifier
     )
-    yield _OWN.gauge(
-        "planner_pays", "1 if drafting by all requests would pay.", snapshot.pays_jointly, verifier=verifier
-    )
-    yield _OWN.counter("planner_pauses", "Pauses of drafting while it pays.", exploration.num_pauses, verifier=verifier)
-    for who, count in (("all", exploration.num_trials), ("alone", exploration.num_trials_alone)):
+    yield _OWN.gauge("planner_pays", "1 if drafting by all requests would pay.", planner.pays, verifier=verifier)
+    yield _OWN.counter("planner_pauses", "Pauses of drafting while it pays.", planner.num_pauses, verifier=verifier)
+    for who, count in (("all", planner.num_trials), ("alone", planner.num_turns)):
         text = "Trials of drafting while it does not pay, by who."
         yield _OWN.counter("planner_probes", text, count, verifier=verifier, who=who)
-    sources = planner.sources
-    for source, share in sorted(sources.shares.items()):
+    for source, share in sorted(planner.shares.items()):
         text = "Fraction of requests that ask a drafter, with several kinds."
         yield _OWN.gauge("planner_source_share", text, share, verifier=verifier, source=source)
-    text = "Comparisons of drafters, each alone and all together."
-    yield _OWN.counter("planner_source_comparisons", text, sources.num_comparisons, verifier=verifier)
+    text = "Trials of other sets of drafters, while drafting pays."
+    yield _OWN.counter("planner_source_comparisons", text, planner.num_comparisons, verifier=verifier)
 
 
 def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:

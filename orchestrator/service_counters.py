@@ -7,10 +7,10 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from orchestrator.planner.source_records import SourceRecords
 from orchestrator.request.end_reasons import ENDS, INTERNAL, REFUSALS, finish_name, reason_of
 from orchestrator.request.generation import Generation
 from orchestrator.request.outputs import Outputs
+from orchestrator.request.source_records import SourceRecords
 from orchestrator.request.statistics import Statistics
 
 if TYPE_CHECKING:

@@ -77,8 +77,8 @@ class RequestPlanner(Protocol):
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """Limits of the next round under the verifier's `load`."""
 
-    def tree_arrived(self, took_s: float | None = None) -> None:
-        """A draft arrived, in time or late, `took_s` seconds after its drafter was told of the preceding outcome."""
+    def tree_arrived(self) -> None:
+        """A draft arrived, in time or late."""
 
     def select(self, tree: TokenTree) -> TokenTree:
         """Nodes of a draft worth their rows. Not for sampled trees, which are sent whole."""
@@ -141,7 +141,7 @@ class FixedPlanner:
         # In a batch the multiple is shared with other sequences, and filling it is not free.
         return nodes, round_context.row_multiple if load.batch_size <= 1 else 1
 
-    def tree_arrived(self, took_s: float | None = None) -> None:
+    def tree_arrived(self) -> None:
         """Nothing is learned."""
 
     def select(self, tree: TokenTree) -> TokenTree:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import FixedPlanner, Planner
-from orchestrator.planner.value_model import UsualGains, ValueModel
+from orchestrator.planner.node_values import NodeValues
 
 
 class FleetPlanner:
@@ -22,17 +22,13 @@ class FleetPlanner:
         verifiers: Sequence[str],
         max_nodes: int,
         linger_us: int,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         is_usable: Callable[[str], bool] = lambda address: True,
     ) -> None:
         """`verifiers` are distinct addresses; `is_usable` says whether requests can go to one now."""
         self._is_usable = is_usable
-        values, gains = ValueModel(), UsualGains()
-        self.planners = {
-            verifier: AdaptivePlanner(max_nodes, linger_us, seed + index, clock, values, gains)
-            for index, verifier in enumerate(verifiers)
-        }
+        values = NodeValues()
+        self.planners = {verifier: AdaptivePlanner(max_nodes, linger_us, clock, values) for verifier in verifiers}
 
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """Plans of a new request; until it is opened on a verifier, those of the least busy one."""

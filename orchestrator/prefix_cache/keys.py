@@ -55,11 +55,6 @@ class TenantKeys:
         return PREFIX + _digest(self._key, message)
 
 
-def knowledge_key(namespace: CacheNamespace, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
-    """Key for a planner's knowledge of a verifier on this hardware with these draft sources."""
-    return PREFIX + _of_texts(namespace, "knowledge", hardware, str(exactness), *sorted(sources))
-
-
 def _of_texts(namespace: CacheNamespace, tag: str, *texts: str) -> bytes:
     parts = [text.encode() for text in (tag, namespace.model, namespace.fingerprint, *texts)]
     return _digest(namespace.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))

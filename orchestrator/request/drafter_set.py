@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator.peers.drafter_client import DrafterClient, DraftHandler
 from orchestrator.planner.base import RoundPlan
-from orchestrator.planner.draft_times import AskTimes
+from orchestrator.request.better_trees import AskTimes
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
 
@@ -26,6 +26,8 @@ class DrafterSet:
         # Joined drafters with the request's sequence id there, and drafters not joined yet.
         self._members: dict[DrafterClient, int] = {}
         self._unjoined = list(self._clients)
+        # Drafters that have more than the last round's tokens to read before their next tree.
+        self._reading: set[DrafterClient] = set()
         # Length from which a drafter was not told of commits, because its drafts were not wanted.
         self._withheld_from: dict[DrafterClient, int] = {}
 
@@ -72,19 +74,31 @@ class DrafterSet:
         for client in unjoined:
             if client.kind not in plan.left_out:
                 self._members[client] = client.join(self._handler)
+                self._reading.add(client)
+
+    def tree_arrived(self, kind: str) -> None:
+        """Record a tree of the drafter of this kind: it has read what it was told."""
+        if self._reading:
+            self._reading = {client for client in self._reading if client.kind != kind}
 
     def tell(self, outcome: Outcome, plan: RoundPlan) -> None:
         """Report the outcome to the drafters that the plan wants, which asks them for the next draft.
 
-        Drafters that need features hear of every outcome, because features are sent only once.
+        Drafters that need features hear of every outcome, because features are sent only once. Others that are still
+        reading when their drafts are not wanted any more are told to stop.
         """
         for client, sequence_id in self._members.items():
             if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
                 told = outcome
                 if (start := self._withheld_from.pop(client, None)) is not None:
                     told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
+                    self._reading.add(client)
                 client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
                 self._ask_times.note(self._transcript.length)
+            elif client in self._reading:
+                self._reading.remove(client)
+                client.outcome(sequence_id, outcome, 0, plan.row_multiple)
+                self._withheld_from[client] = self._transcript.length
             else:
                 self._withheld_from.setdefault(client, outcome.base_length)
         if plan.max_nodes and self._unjoined:
@@ -93,8 +107,10 @@ class DrafterSet:
     def replace(self, gone: DrafterClient, other: DrafterClient) -> None:
         """Move the request to another drafter of the same kind."""
         gone.leave(self._members.pop(gone))
+        self._reading.discard(gone)
         if self._withheld_from.pop(gone, None) is None:
             self._members[other] = other.join(self._handler)
+            self._reading.add(other)
         else:
             self._unjoined.append(other)
 

@@ -15,15 +15,14 @@ from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire.convert import samples_drafts
 from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan, VerifierLoad
-from orchestrator.planner.better_trees import BetterTrees
-from orchestrator.planner.draft_times import AskTimes
-from orchestrator.planner.source_records import SourceRecords
 from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
+from orchestrator.request.better_trees import AskTimes, BetterTrees
 from orchestrator.request.drafter_set import DrafterSet
 from orchestrator.request.merge import merge
 from orchestrator.request.rounds import DraftOpening, Outcome
+from orchestrator.request.source_records import SourceRecords
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript
 
@@ -212,7 +211,7 @@ class Drafting:
         left = [tree.descend(outcome.token_ids) for tree in trees]
         self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
         if kept:
-            self._planner.tree_arrived(self._ask_times.first_took_s(outcome.base_length))
+            self._planner.tree_arrived()
         for source, tree in kept.items():
             self._on_late_tree(source, outcome.base_length, tree)
         self._sync_linger()
@@ -248,10 +247,11 @@ class Drafting:
         """
         _check_draft(tree, self._vocab_size, is_sampled=self._samples)
         took_s = self._ask_times.elapsed_s(base_length)
+        self._drafters.tree_arrived(source)
         if self._better is not None and not assumed:
             self._better.came(source, base_length, tree, took_s, self._transcript.length)
         if not self._is_current(base_length, assumed):
-            self._planner.tree_arrived(self._ask_times.first_took_s(base_length))
+            self._planner.tree_arrived()
             if assumed:
                 tree = hung([ExpectedDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
@@ -259,7 +259,7 @@ class Drafting:
         self._trees[source] = tree.labelled(source)
         if len(tree) and self._awaits_better(took_s):
             return
-        self._planner.tree_arrived(self._ask_times.first_took_s(base_length))
+        self._planner.tree_arrived()
         if (self.synchronous or not len(tree)) and len(self._trees) < len(self._drafters.asked):
             # Another drafter's tree may still come.
             return
@@ -274,7 +274,7 @@ class Drafting:
 
     def _give_up_waiting(self) -> None:
         """Send the trees at hand: the better one did not come in time."""
-        self._planner.tree_arrived(self._ask_times.first_took_s(self._transcript.length))
+        self._planner.tree_arrived()
         self._send_drafted()
 
     def _send_drafted(self) -> None:

@@ -71,7 +71,7 @@ class SimulatedDrafter:
         while self._jobs and self._current is None:
             sequence = self._jobs.popleft()
             sequence.is_queued = False
-            if not sequence.is_closed:
+            if not sequence.is_closed and sequence.max_nodes:
                 self._draft(sequence)
 
     def _draft(self, sequence: DraftedSequence) -> None:

@@ -30,7 +30,7 @@ class ToldPlanner:
         self.sources = round_context.sources
         return RoundPlan(self.max_nodes, 1000, left_out=self.left_out)
 
-    def tree_arrived(self, took_s: float | None = None) -> None: ...
+    def tree_arrived(self) -> None: ...
 
     def select(self, tree: TokenTree) -> TokenTree:
         return tree
@@ -86,6 +86,7 @@ async def test_one_that_is_left_out_from_the_beginning_is_not_even_opened() -> N
 
 async def test_what_was_withheld_from_one_comes_in_one_message_with_the_limits_that_it_does_not_know() -> None:
     one = Pair()
+    one.drafting.on_tree("b", 3, (), chain([4]))
     one.planner.left_out = frozenset({"b"})
     one.commit(4)
     one.planner.max_nodes = 5
@@ -128,7 +129,9 @@ async def test_a_drafter_that_needs_features_is_told_of_every_outcome_and_nobody
     one.planner.max_nodes = 0
     one.commit(5)
     one.commit(6)
-    assert [len(one.messages[kind]) for kind in "ab"] == [2, 3]
+    # The other one still reads, and is told once to stop.
+    assert [len(one.messages[kind]) for kind in "ab"] == [3, 3]
+    assert one.messages["a"][-1].outcome.max_nodes == 0
     assert list(one.messages["b"][-1].outcome.token_ids) == [6]
 
 

@@ -29,7 +29,7 @@ class ToldPlanner:
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 
-    def tree_arrived(self, took_s: float | None = None) -> None: ...
+    def tree_arrived(self) -> None: ...
 
     def select(self, tree: TokenTree) -> TokenTree:
         return tree
@@ -84,6 +84,7 @@ async def test_a_request_that_begins_without_drafts_is_told_to_no_drafter_until_
 
 async def test_what_was_withheld_comes_in_one_message() -> None:
     one = Following(max_nodes=7)
+    one.drafting.on_tree(one.client.kind, 3, (), chain([4, 5]))
     one.planner.max_nodes = 0
     one.commit(4)
     one.commit(5, 6)
@@ -95,6 +96,20 @@ async def test_what_was_withheld_comes_in_one_message() -> None:
     one.commit(9)
     outcome = one.messages[-1].outcome
     assert (outcome.base_length, list(outcome.token_ids), outcome.HasField("max_nodes")) == (7, [9], False)
+
+
+async def test_a_drafter_that_still_reads_is_told_to_stop_once() -> None:
+    one = Following(max_nodes=7)
+    one.planner.max_nodes = 0
+    one.commit(4)
+    one.commit(5)
+    [_, stop] = one.messages
+    assert (list(stop.outcome.token_ids), stop.outcome.max_nodes) == ([4], 0)
+    assert stop.outcome.HasField("max_nodes")
+    one.planner.max_nodes = 7
+    one.commit(6)
+    outcome = one.messages[-1].outcome
+    assert (outcome.base_length, list(outcome.token_ids), outcome.max_nodes) == (4, [5, 6], 7)
 
 
 async def test_a_drafter_that_came_back_meanwhile_is_told_the_rest_only() -> None:

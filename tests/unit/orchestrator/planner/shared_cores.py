@@ -55,7 +55,7 @@ class SharedCores:
         self._are_apart = are_apart
         self._random = random.Random(seed)
         self._now_s = 0.0
-        self.planner = AdaptivePlanner(15, LINGER_US, seed, clock=lambda: self._now_s)
+        self.planner = AdaptivePlanner(15, LINGER_US, clock=lambda: self._now_s)
         self._running: list[_Running] = []
         self._load = VerifierLoad(batch_size=num_requests)
 
@@ -112,7 +112,7 @@ class SharedCores:
         one.plan = self._plan(one.request)
         one.asked = self._names(one.plan)
         if asked:
-            one.request.tree_arrived(None if is_first else wait_s)
+            one.request.tree_arrived()
         one.request.round_over(outcome, sent, asked)
         if one.length >= NUM_PROMPT + NUM_TOKENS:
             one.request.close()

@@ -9,7 +9,7 @@ import pytest
 
 from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.simulator.policies import MAX_NODES, Policy
-from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import RoundContext
 from orchestrator.request.rounds import Outcome
 from tests.unit.orchestrator.planner.drawn_text import Predictability
@@ -198,7 +198,7 @@ def test_a_node_that_is_not_worth_its_row_is_cut_and_the_others_are_kept() -> No
     deployment.run(3.0)
     planner = deployment.planner
     assert isinstance(planner, AdaptivePlanner)
-    price = planner.snapshot.price
+    price = planner.price
     assert 0.001 < price < 1
     request = planner.follow(is_greedy=True)
     likely, unlikely = math.log(0.95), math.log(0.05 * price)
@@ -208,7 +208,7 @@ def test_a_node_that_is_not_worth_its_row_is_cut_and_the_others_are_kept() -> No
 
 def test_a_request_that_its_drafter_drops_keeps_nobody_from_drafting() -> None:
     planner = AdaptivePlanner(15, 40_000)
-    for _ in range(2 * NEWCOMERS):
+    for _ in range(8):
         request = planner.follow(is_greedy=True)
         assert request.plan(RoundContext(has_drafter=True)).max_nodes > 0
         request.plan(RoundContext(has_drafter=False))

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from coppice.core.tree import TokenTree, chain
-from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner, AdaptiveRequest
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundContext
 from orchestrator.planner.fleet import FleetPlanner
 from orchestrator.request.rounds import Outcome
@@ -54,10 +54,8 @@ def test_what_passes_cost_is_learned_by_verifier_and_what_drafts_are_worth_by_al
             clock.now_s += pass_us / 1e6
             round_over(requests[address], number, pass_us + number)
     near, far = planner.planners[NEAR], planner.planners[FAR]
-    assert far._costs.plain_round_s(1, 100) > 3 * near._costs.plain_round_s(1, 100)
-    assert near.snapshot.rate > 1.5 * far.snapshot.rate
+    assert near.rate > 1.5 * far.rate > 0
     assert near.values is far.values
-    assert near.gains is far.gains
 
 
 def test_a_request_belongs_to_the_verifier_that_it_runs_on() -> None:
@@ -118,17 +116,3 @@ def test_a_request_begins_with_a_verifier_that_it_can_go_to() -> None:
     away = FleetPlanner([NEAR, FAR], max_nodes=15, linger_us=40_000, is_usable=lambda address: False)
     away.follow(is_greedy=True).plan(SITUATION)
     assert sum(one.num_begun for one in away.planners.values()) == 1
-
-
-def test_no_more_requests_that_move_begin_to_draft_than_others_may() -> None:
-    planner = fleet(Clock())
-    far = planner.planners[FAR]
-    requests = [AdaptiveRequest(planner.planners[NEAR], True, 0, planner.planners) for _ in range(40)]
-    for request in requests:
-        request.plan(SITUATION)
-        request.runs_on(FAR)
-    assert far.num_begun == 40
-    assert 0 < far.num_newcomers <= NEWCOMERS
-    for request in requests:
-        request.close()
-    assert counts(far) == (0, 0, 0, 0)

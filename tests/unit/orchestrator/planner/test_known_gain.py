@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from coppice.lab.simulator.policies import Policy
-from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import DraftGain, Planner
-from orchestrator.planner.draft_plans import PlanSnapshot
+from orchestrator.planner.adaptive import LEAST_SHARE, AdaptivePlanner, AdaptiveRequest
+from orchestrator.planner.base import DraftGain, Planner, RoundContext
 from orchestrator.request.rounds import Outcome
 from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
@@ -20,9 +19,9 @@ EASY, HOPELESS = Predictability(), Predictability(first=0.1, second=0.05)
 BAD, GOOD = DraftGain(100, 0.0), DraftGain(100, 200.0)
 
 
-def request(threshold: float = 0.0) -> AdaptiveRequest:
+def request() -> AdaptiveRequest:
     planner = AdaptivePlanner(15, 40_000)
-    planner.snapshot = PlanSnapshot(threshold=threshold, price=0.1, gain=2.0, nodes=4.0, rate=100.0)
+    planner.mean_accepted = 2.0
     return planner.follow(is_greedy=True)
 
 
@@ -83,10 +82,11 @@ def test_a_request_counts_what_its_drafts_gain() -> None:
 def test_where_usual_drafts_do_not_pay_a_good_beginning_makes_a_request_draft(
     known: DraftGain | None, drafts: bool
 ) -> None:
-    one = request(threshold=1.3)
+    one = request()
+    one._planner.break_even = 1.3 * one._planner.mean_accepted / LEAST_SHARE
     if known is not None:
         one.know(known)
-    assert one._pays() == drafts
+    assert (one.plan(RoundContext(has_drafter=True)).max_nodes > 0) == drafts
 
 
 def deployment(text: Predictability, known: DraftGain | None, seed: int) -> EndlessLoad:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from coppice.core.tree import TokenTree
-from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
+from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import RoundContext
 from orchestrator.request.rounds import Outcome
 
@@ -69,30 +69,26 @@ def test_a_pass_of_64_requests_with_32_nodes_each_costs_few_calls_for_each_reque
     assert max(counts) / NUM_REQUESTS <= 1.5 * LIMIT_CALLS
 
 
-@pytest.mark.parametrize(("num_requests", "looks_per_pass"), [(24, 2.0), (64, 0.5)])
-def test_few_trees_are_looked_at_and_everybodys_in_turn(
-    num_requests: int, looks_per_pass: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_requests", [1, 24, 64])
+def test_one_tree_of_a_pass_is_learned_from_and_everybodys_in_turn(
+    num_requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
     planner = AdaptivePlanner(NUM_NODES, 40_000, clock=lambda: now_s)
-    tree = random_tree(random.Random(5))
-    requests = [planner.follow(is_greedy=True) for _ in range(num_requests)]
-    looked_at: list[AdaptiveRequest] = []
-    look = AdaptiveRequest._look
-    monkeypatch.setattr(
-        AdaptiveRequest, "_look", lambda request, *seen: (looked_at.append(request), look(request, *seen))
-    )
+    rng = random.Random(5)
+    requests = {planner.follow(is_greedy=True): random_tree(rng) for _ in range(num_requests)}
+    learned: list[TokenTree] = []
+    monkeypatch.setattr(planner.values, "learn", lambda tree, _: learned.append(tree))
     num_passes = 4 * num_requests
     for number in range(num_passes):
         now_s += 0.03
-        for request in requests:
+        for request, tree in requests.items():
             request.plan(RoundContext(has_drafter=True))
             request.tree_arrived()
-            request.select(tree)
             outcome = Outcome(9 + number, (1, 2), 1, 32, tree.depth, 0, b"", 999, 20_000 + number, 0, 0)
             request.round_over(outcome, [tree], asked=True)
-    assert set(looked_at) == set(requests)
-    assert len(looked_at) / num_passes == pytest.approx(looks_per_pass, rel=0.1)
+    assert {id(tree) for tree in learned} == {id(tree) for tree in requests.values()}
+    assert len(learned) / num_passes == pytest.approx(1.0, rel=0.3)
 
 
 def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
@@ -111,7 +107,7 @@ def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
         return 1 + (size(vars(value)) if is_ours else 0)
 
     sizes = []
-    for _ in range(3):
+    for _ in range(4):
         for number in range(200):
             request = planner.follow(is_greedy=number % 2 == 0)
             for step in range(5):
@@ -122,4 +118,5 @@ def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
                 request.round_over(Outcome(9, (1, 2), 1, 32, 3, 0, b"", 33, 9000 + step, 0, 0), [tree], True)
             request.close()
         sizes.append(size(planner))
-    assert sizes[0] == sizes[1] == sizes[2]
+    # A few entries come and go with trials.
+    assert max(sizes) - min(sizes) <= 8

@@ -17,7 +17,7 @@ from orchestrator.request.drafting import BUDGETS_SENT, Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.statistics import Statistics, verified_tree
 from orchestrator.request.transcript import Transcript
-from tests.unit.orchestrator.planner.test_better_trees import connected
+from tests.unit.orchestrator.request.test_better_trees import connected
 
 VOCAB = 50
 

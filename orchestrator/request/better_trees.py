@@ -7,14 +7,36 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from coppice.core.tree import ROOT, TokenTree
-from orchestrator.planner.source_records import SourceRecords
+from orchestrator.request.source_records import SourceRecords
 
 # Trees are compared on this many tokens after their base.
 COMPARED_TOKENS = 16
 # Share of the verifier's linger for which a tree may be held; it must be sent before that ends.
 _SHARE_OF_LINGER = 0.8
+# Upper bound of pending committed lengths.
+_MOST_ASKED = 64
 # Weight of a round in the request's own rate.
 _RATE = 0.2
+
+
+class AskTimes:
+    """Times at which the first drafter was told of an outcome, by committed length."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: dict[int, float] = {}
+
+    def note(self, length: int) -> None:
+        """Record that a drafter is told of this committed length now."""
+        if length not in self._times:
+            if len(self._times) >= _MOST_ASKED:
+                del self._times[next(iter(self._times))]
+            self._times[length] = self._clock()
+
+    def elapsed_s(self, length: int) -> float | None:
+        """Seconds since `note(length)`; None without one."""
+        asked_s = self._times.get(length)
+        return None if asked_s is None else self._clock() - asked_s
 
 
 class BetterTrees:

@@ -14,10 +14,10 @@ from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.planner.base import FixedPlanner
-from orchestrator.planner.better_trees import COMPARED_TOKENS
-from orchestrator.planner.source_records import FEWEST_ROUNDS, SourceRecords
+from orchestrator.request.better_trees import COMPARED_TOKENS, AskTimes
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
+from orchestrator.request.source_records import FEWEST_ROUNDS, SourceRecords
 from orchestrator.request.transcript import Transcript
 
 # What the better tree takes, by the records; the verifier waits four times as long.
@@ -198,14 +198,14 @@ async def test_nothing_waits_where_tokens_come_faster() -> None:
 async def test_a_round_that_began_without_it_gets_the_tree_as_a_late_one() -> None:
     one = Pair()
     base = one.transcript.length
-    arrivals: list[float | None] = []
-    one.drafting._planner.tree_arrived = arrivals.append  # type: ignore[method-assign, assignment]
+    arrivals: list[bool] = []
+    one.drafting._planner.tree_arrived = lambda: arrivals.append(True)  # type: ignore[method-assign]
     one.tree("quick", 5, 6)
     assert not one.sent
     assert not arrivals
     one.commit(5)
     # Drafters owe the request nothing any more.
-    assert arrivals == [10]
+    assert arrivals == [True]
     assert [(length, set(tree.paths())) for length, tree in one.sent] == [(base, {(5,), (5, 6)})]
     with nothing_left():
         await asyncio.sleep(2 * SLOW_S)
@@ -277,3 +277,18 @@ async def test_trees_for_lengths_far_away_are_not_kept() -> None:
     for base in range(500):
         one.tree("slow", 1, base=base)
     assert len(better._trees) <= COMPARED_TOKENS
+
+
+def test_times_are_from_the_first_that_was_asked_and_those_of_long_ago_are_forgotten() -> None:
+    now_s = 5.0
+    asked = AskTimes(lambda: now_s)
+    asked.note(10)
+    now_s = 5.25
+    asked.note(10)
+    now_s = 5.5
+    assert asked.elapsed_s(10) == 0.5
+    assert asked.elapsed_s(11) is None
+    for length in range(1000):
+        asked.note(length)
+    assert asked.elapsed_s(0) is None
+    assert asked.elapsed_s(999) == 0

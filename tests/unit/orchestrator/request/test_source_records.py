@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.source_records import FEWEST_ROUNDS, SourceRecords
+from orchestrator.request.source_records import FEWEST_ROUNDS, SourceRecords
 
 
 def known(rounds: int = FEWEST_ROUNDS, seconds: float = 0.010) -> SourceRecords:
