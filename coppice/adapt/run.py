@@ -57,7 +57,7 @@ class AdaptPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Writing:
+class _TextRecipe:
     """What decides the answers: all of a run that must not change while answers are added."""
 
     target: str
@@ -76,7 +76,7 @@ def run_plan(plan: AdaptPlan, out: Path, *, use_compiler: bool = True) -> None:
         OSError: files cannot be written.
     """
     directory = local_model(plan.target, logger.info)
-    work = open_state(out, _Writing(plan.target, plan.seed, plan.shape), {})
+    work = open_state(out, _TextRecipe(plan.target, plan.seed, plan.shape), {})
     text_dir = work / "text"
     text_dir.mkdir(exist_ok=True)
     fingerprint, begun_with = _write_text(plan, directory, text_dir, out)
