@@ -58,7 +58,7 @@ class AdaptPlan:
 
 @dataclass(frozen=True, slots=True)
 class _TextRecipe:
-    """What decides the answers: all of a run that must not change while answers are added."""
+    """Settings that decide the answers, which must not change while answers are added."""
 
     target: str
     seed: int
