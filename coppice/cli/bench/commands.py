@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coppice.checkpoints.bundled import fitting_drafters
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
@@ -83,7 +84,7 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    drafter = drafter or (opt.DRAFTER if target == opt.TARGET else NO_DRAFTER)
+    drafter = drafter or (opt.DRAFTER if target == opt.TARGET else next(iter(fitting_drafters(target)), NO_DRAFTER))
     spec = opt.topology(target, drafter, threads)
     # It is transformers' assistant, too, which has to be a language model.
     small_lm = next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)

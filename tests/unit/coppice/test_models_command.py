@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import CACHE_VARIABLE, CATALOGUE
 from coppice.cli.__main__ import app
 from coppice.cli.options import DEFAULT_TARGET, topology_spec
@@ -29,8 +29,30 @@ def test_models_are_listed_with_what_they_need() -> None:
     assert (bundled["role"], bundled["needs"]) == ("target", "")
     assert {"small-lm", "semi-ar", "diffusion"} <= set(bundled["drafters"])
     assert all(found[kind]["role"] == "drafter" for kind in bundled["drafters"])
+    assert any(drafter.startswith("eagle=") for drafter in found["smollm2-135m"]["drafters"])
     text = RUN.invoke(app, ["models"]).stdout
     assert all(name in text for name in found)
+
+
+def test_drafters_are_found_by_the_target_in_their_record(tmp_path: Path) -> None:
+    for name, target in (("a", "mine"), ("b", "other"), ("c", "mine")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(json.dumps({"target": target}))
+        (tmp_path / name / "drafter.json").write_text(json.dumps({"kind": "eagle"}))
+    (tmp_path / "c" / "drafter.json").write_text("no JSON")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "recipe.json").write_text('{"target": "mine"}')
+    assert fitting_drafters("mine", tmp_path) == [f"eagle={tmp_path / 'a'}"]
+    assert fitting_drafters("nobody's", tmp_path) == []
+
+
+def test_a_target_of_the_catalogue_is_served_with_its_drafters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "model", vocab_size=64, max_context_tokens=64)
+    monkeypatch.setattr("coppice.cli.options.local_model", lambda model, _tell: model)
+    (drafter,) = topology_spec("smollm2-135m", None).drafters
+    assert (drafter.kind, drafter.model) == ("eagle", str(MODELS / "eagle-smollm2"))
+    assert topology_spec("smollm2-135m", ["none"]).drafters == ()
+    assert topology_spec(str(tmp_path / "model"), None).drafters == ()
 
 
 def test_a_target_is_checked_without_being_served(tmp_path: Path) -> None:
