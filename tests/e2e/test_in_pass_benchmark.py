@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.lab.bench.ablation.groups import start_services
-from coppice.lab.bench.ablation.in_pass import InPass, InPassSuite, make_groups
+from coppice.lab.bench.ablation.in_pass import InPass, make_groups, measure_in_pass
 from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.bench.services import measure_on
@@ -34,9 +34,9 @@ async def test_a_target_that_drafts_for_itself_takes_turns_with_plain_decoding_a
     # Each variant has services of its own: those with a drafter are left out.
     group = replace(group, variants=tuple(one for one in group.variants if not one.drafters))
     setup = Setup(target, (Prompt("A", "here"), Prompt("B", "here")), Plan(1, 112, TEMPERATURES, 0), threads=1)
-    suite = InPassSuite(setup, what, (group,), num_prompts=2)
+    measure = partial(measure_in_pass, setup, what, (group,), 2, ())
     spec = TopologySpec(str(target), (), device="cpu", threads=1, kv_cache_mib=16)
-    report = await measure_on(spec, partial(start_services, groups=(group,)), suite.run)
+    report = await measure_on(spec, partial(start_services, groups=(group,)), measure)
     rows = {(row["contender"].removeprefix("coppice-on "), row["temperature"]): row for row in report["rows"]}
     names = ["coppice-off", "space", "space k=2 g=1"]
     assert list(rows) == [(name, temperature) for temperature in TEMPERATURES for name in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -202,15 +203,18 @@ async def test_a_drafter_that_comes_back_is_used_by_running_and_new_requests(sta
             alone = await client.generate(PROMPT, OPTIONS)
             async with serving(drafter, drafter_address):
                 await eventually(lambda: orchestrator.drafters.connected_kinds() == ("small-lm",))
-                stream = client.stream(PROMPT, Options(max_tokens=300, seed=7, ignore_eos=True))
+                # Forced, so that the planner's choice is not waited for.
+                options = Options(max_tokens=300, seed=7, ignore_eos=True, speculation="small-lm")
+                stream = client.stream(PROMPT, options)
                 chunks = aiter(stream)
                 await anext(chunks)
+                await eventually(lambda: drafter.opened)
             await eventually(lambda: not orchestrator.drafters.connected_kinds())
             async with serving(drafter, drafter_address):
                 async for _ in chunks:
                     pass
                 running_one = stream.result()
-                again = await client.generate(PROMPT, OPTIONS)
+                again = await client.generate(PROMPT, replace(OPTIONS, speculation="small-lm"))
     assert alone.speculation.draft_tokens == 0
     assert list(running_one.token_ids) == plain(babble, PROMPT, 300, seed=7)
     assert again.speculation.draft_tokens > 0

@@ -8,17 +8,15 @@ CPU a node's row is left out unless its parent's draw leads to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from coppice.core.sampling import SamplingParams
 from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
 from verifier_svc.kernels.cpu.token_draws import NOT_REACHED, UNDECIDED, draw_rows, edit, is_edited
-
-if TYPE_CHECKING:
-    from verifier_svc.verify.token_choice import TokenChooser
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -31,6 +29,28 @@ _WORTH_THREADS = 1 << 18
 _THREADS = SharedThreads()
 
 
+class Chooser(Protocol):
+    """A sequence as the sampler sees it: parameters, columns of `token_draws`, and the history of penalties.
+
+    `lists` are bias, allowed, bad and end tokens, each with values.
+    """
+
+    params: SamplingParams
+    min_tokens: int
+    num_output: int
+    history: IntArray
+    counts: npt.NDArray[np.float64]
+    lists: tuple[tuple[IntArray, npt.NDArray[np.float64]], ...]
+    whole: tuple[int, int]
+    real: tuple[float, ...]
+
+    def count(self, token: int) -> float | None:
+        """Count of a token in the output, None for one that never came."""
+
+    def choose_exactly(self, scores: Logits, position: int) -> int:
+        """Token from a row of scores [vocab], where rounding decides which ones `top_p` keeps."""
+
+
 class RowTable:
     """Rows to draw from, with their sequences' parameters and their own histories.
 
@@ -38,7 +58,7 @@ class RowTable:
     """
 
     def __init__(self) -> None:
-        self._choosers: list[TokenChooser] = []
+        self._choosers: list[Chooser] = []
         self._starts: list[int] = []
         self._rows: list[tuple[int, ...]] = []
         self._whole: list[tuple[int, ...]] = []
@@ -49,7 +69,7 @@ class RowTable:
         self._arrays: tuple[Any, ...] = ()
         self._draws: Draws = np.empty((0, 2), np.int64)
 
-    def add(self, chooser: TokenChooser, tree: TokenTree, first: int, position: int) -> None:
+    def add(self, chooser: Chooser, tree: TokenTree, first: int, position: int) -> None:
         """Add rows from `first` on: a root's and its tree's; the root's token is for `position`."""
         self._add_sequence(chooser)
         root = len(self._rows)
@@ -67,7 +87,7 @@ class RowTable:
             paths.append((*(() if parent == ROOT else paths[parent]), token))
             self._add_row(chooser, row, position, paths[-1], root + parent - ROOT, token)
 
-    def add_after(self, chooser: TokenChooser, path: Sequence[int]) -> None:
+    def add_after(self, chooser: Chooser, path: Sequence[int]) -> None:
         """Add the first row of the logits, which follows `path` after the output."""
         self._add_sequence(chooser)
         self._add_row(chooser, 0, 0, path)
@@ -131,7 +151,7 @@ class RowTable:
             np.concatenate(self._values) if self._values else np.empty(0, np.float64),
         )
 
-    def _add_sequence(self, chooser: TokenChooser) -> None:
+    def _add_sequence(self, chooser: Chooser) -> None:
         self._choosers.append(chooser)
         self._starts.append(len(self._rows))
         bounds = [self._size]
@@ -146,7 +166,7 @@ class RowTable:
         self._real.append(chooser.real)
 
     def _add_row(
-        self, chooser: TokenChooser, row: int, position: int, path: Sequence[int], parent: int = -1, token: int = 0
+        self, chooser: Chooser, row: int, position: int, path: Sequence[int], parent: int = -1, token: int = 0
     ) -> None:
         start, depth = self._size, len(path)
         if path and chooser.params.has_penalties:
