@@ -93,7 +93,7 @@ def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Lo
     if shows:
         from coppice.lab.bench.simulated import ANSWERS, show
 
-        show(ANSWERS, rows)
+        show([ANSWERS], rows)
     workload, fleet = scenario.workload, scenario.fleet
     settings = {
         "verifiers": fleet.verifiers,
