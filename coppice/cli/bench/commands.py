@@ -84,7 +84,8 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    drafter = drafter or (opt.DRAFTER if target == opt.TARGET else next(iter(fitting_drafters(target)), NO_DRAFTER))
+    made_for_it = [opt.DRAFTER] if target == opt.TARGET else fitting_drafters(target.name)
+    drafter = drafter or next(iter(made_for_it), NO_DRAFTER)
     spec = opt.topology(target, drafter, threads)
     # It is transformers' assistant, too, which has to be a language model.
     small_lm = next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)
