@@ -128,7 +128,7 @@ def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
     from coppice.lab.bench.precisions import PRECISIONS, parse_precisions
 
     if names is None:
-        return tuple(PRECISIONS.values()) if str(target) in CATALOGUE else ()
+        return tuple(PRECISIONS.values()) if target.name in CATALOGUE else ()
     with refusing(None, BenchmarkError):
         return parse_precisions(names)
 
