@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ REQUEST_TIMEOUT = "x-request-timeout"
 _MIB = 1024 * 1024
 
 
-class Endpoint:
+class Endpoint(ABC):
     """An endpoint that takes a JSON object, as an ASGI application; subclasses answer its fields."""
 
     kind: ClassVar[type[BaseModel]]
@@ -64,6 +65,7 @@ class Endpoint:
             logger.exception("unexpected error")
             await exchange.refuse(ApiError(500, f"internal error, request {identity}", SERVER))
 
+    @abstractmethod
     async def respond(self, exchange: HttpExchange, fields: Any, identity: str) -> None:
         """Answer valid fields.
 
@@ -71,7 +73,6 @@ class Endpoint:
             ApiError: they are refused.
             ClientGoneError: the client has left.
         """
-        raise NotImplementedError
 
     def timeout_s(self, exchange: HttpExchange) -> float:
         """Seconds that a request may take: what it asks for, at most what is configured.

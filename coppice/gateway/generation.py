@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,17 +38,17 @@ class Generate(Endpoint):
 
     form: ClassVar[AnswerForm]
 
+    @abstractmethod
     def requests(self, fields: Any, identity: str) -> list[inference_pb2.GenerateRequest]:
         """Requests of the contract, one per prompt.
 
         Raises:
             ApiError: a field cannot be served.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def choice(self, fields: Any, index: int) -> AnswerChoice:
         """A choice of the answer, without text."""
-        raise NotImplementedError
 
     async def respond(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
         """Answer whole, or in a stream of events."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -64,12 +65,10 @@ class Upstream:
         Raises:
             ApiError: the orchestrator refuses the caller, or is not there.
         """
-        try:
+        with _as_api_error():
             info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
                 inference_pb2.GetModelInfoRequest(), timeout=QUICK_TIMEOUT_S, metadata=metadata
             )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, str) from error
         name = self._served_model_name or PurePosixPath(info.model).name or info.model
         self._known, self._known_s = ServedModel(name, info), time.monotonic()
         return self._known
@@ -97,12 +96,10 @@ class Upstream:
         Raises:
             ApiError: the orchestrator refuses it, or is not there.
         """
-        try:
+        with _as_api_error({"messages.tools": "tools"}.get):
             answer: inference_pb2.TokenizeResponse = await self._stub.Tokenize(
                 request, timeout=timeout_s, metadata=metadata
             )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, {"messages.tools": "tools"}.get) from error
         return answer
 
     async def detokenize(
@@ -113,12 +110,10 @@ class Upstream:
         Raises:
             ApiError: the orchestrator refuses it, or is not there.
         """
-        try:
+        with _as_api_error({"token_ids": "tokens"}.get):
             answer: inference_pb2.DetokenizeResponse = await self._stub.Detokenize(
                 request, timeout=timeout_s, metadata=metadata
             )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, {"token_ids": "tokens"}.get) from error
         return answer
 
     async def is_serving(self) -> bool:
@@ -130,3 +125,12 @@ class Upstream:
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@contextlib.contextmanager
+def _as_api_error(rename: Callable[[str], str | None] = str) -> Iterator[None]:
+    """Raise the orchestrator's errors as ApiError, with fields under the names that `rename` gives them in HTTP."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error, rename) from error
