@@ -113,9 +113,12 @@ class BadDoor:
     def __init__(self, fault: str) -> None:
         self._fault = fault
         self._num_checks = 0
+        self._kept: list[bytes] = []
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
         counts["messages"] += 1
+        if self._fault == "grew by":
+            self._kept.append(b"\1" * 1024 * 1024)
         if self._fault == "hangs":
             await asyncio.Event().wait()
         fuzzing._check_call(Context(code="INTERNAL" if self._fault == "INTERNAL" else "OK"), [])
@@ -128,9 +131,10 @@ class BadDoor:
         return "a sequence" if self._fault == "still has" else ""
 
 
-@pytest.mark.parametrize("fault", ["hangs", "INTERNAL", "says", "still has"])
+@pytest.mark.parametrize("fault", ["hangs", "INTERNAL", "says", "still has", "grew by"])
 async def test_the_fuzzer_finds_a_service_out(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What hangs is waited for in vain; what is left over may be gone before, and a busy machine is no fault.
     monkeypatch.setattr(fuzzing, "DEADLINE_S", 0.1 if fault == "hangs" else 2.0)
+    monkeypatch.setattr(fuzzing, "MIN_MESSAGES_FOR_GROWTH", 100)
     with pytest.raises(FuzzError, match=fault):
-        await fuzz(BadDoor(fault), num_messages=10, seed=0)
+        await fuzz(BadDoor(fault), num_messages=150 if fault == "grew by" else 10, seed=0)
