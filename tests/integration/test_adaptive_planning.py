@@ -63,7 +63,9 @@ async def test_each_of_several_verifiers_has_plans_of_its_own_and_what_is_lost_m
             assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
         await eventually(lambda: all(one.num_begun == one.num_running == one.num_newcomers == 0 for one in plans))
     assert verifiers[1].drops == 0
-    assert all(one.pass_number > 20 and one.rate > 0 for one in plans)
+    assert all(one.pass_number > 20 for one in plans)
+    # The one that was lost may not have measured a block before.
+    assert plans[0].rate > 0
     assert not drafter.errors
 
 

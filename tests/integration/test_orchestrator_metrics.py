@@ -146,9 +146,13 @@ async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes:
         before = read(orchestrator)
         assert before[f"planner_rate,{verifier}"] == before[f"planner_source_comparisons_total,{verifier}"] == 0
         assert not any(name.startswith("planner_source_share") for name in before)
-        for seed in (1, 1):
-            await client.generate(PROMPT, Options(max_tokens=200, seed=seed, ignore_eos=True))
-        values = read(orchestrator)
+        tried = f"planner_pauses_total,{verifier}", f"planner_probes_total,{verifier},who=all"
+        # When the first trial comes depends on the rates that it measures.
+        for number in range(20):
+            await client.generate(PROMPT, Options(max_tokens=200, seed=1, ignore_eos=True))
+            values = read(orchestrator)
+            if number and sum(values[name] for name in tried):
+                break
         assert orchestrator.cache is not None
         assert values["prefix_cache_reads_total"] == orchestrator.cache.counts.reads > 0
         assert values["prefix_cache_hits_total"] + values["prefix_cache_misses_total"] > 0
@@ -156,7 +160,7 @@ async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes:
     shares = {kind: values[f"planner_source_share,{verifier},source={kind}"] for kind in ("small-lm", "wrong")}
     assert max(shares.values()) == 1
     assert values[f"planner_source_comparisons_total,{verifier}"] >= 1
-    assert values[f"planner_pauses_total,{verifier}"] + values[f"planner_probes_total,{verifier},who=all"] > 0
+    assert sum(values[name] for name in tried) > 0
 
 
 async def test_without_a_port_no_times_are_kept(start_fakes: StartFakes) -> None:
