@@ -107,8 +107,9 @@ class CompiledLayers:
         kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
         self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
         self._has_equal_positions = len(self._starts) == 1
-        # First layers of further runs, whose inputs are to be seen.
-        self._shown: frozenset[int] = frozenset()
+        # Layers whose inputs are kept, and those of the last pass.
+        self._shown: tuple[int, ...] = ()
+        self._states: dict[int, Tensor] = {}
 
     def install(self) -> None:
         """Replace the layers' forwards, and that of the body if all layers have equal positions."""
@@ -135,9 +136,15 @@ class CompiledLayers:
         """Begin a run with this layer, so that hooks see the output of the one before."""
         self._starts.add(layer)
 
-    def show(self, layers: frozenset[int]) -> None:
-        """Begin runs with these layers too, until the next call."""
-        self._shown = layers
+    def show(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers, or the output of the last, until the next call."""
+        self._shown = tuple(sorted(set(layers)))
+        self._states = {}
+
+    def take_shown(self) -> dict[int, Tensor]:
+        """The kept states [1, N, h], by layer."""
+        states, self._states = self._states, {}
+        return states
 
     def _run_body(
         self,
@@ -146,15 +153,15 @@ class CompiledLayers:
         position_ids: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """The body's forward, with calls only of layers that compute, and of those whose states hooks may see.
+        """The body's forward, with calls only of layers that compute, and of the ones before them.
 
         In between weights are read, so what Python runs is no longer in the caches: calls of every layer, and masks
         that nobody reads, were a twentieth of a pass of one row.
         """
         hidden = self._body.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         positions = self._body.rotary_emb(hidden, position_ids=position_ids)
-        # The layers that compute, and the ones before them; what is shown may be the last one's output.
-        starts = {*self._starts, *self._shown, len(self._layers)}
+        # Hooks may see the output of the ones before.
+        starts = {*self._starts, len(self._layers)}
         called = starts.union(start - 1 for start in starts) & set(range(len(self._layers)))
         for at in sorted(called):
             hidden = self._layers[at](hidden, position_embeddings=positions)
@@ -164,14 +171,16 @@ class CompiledLayers:
         self, layer: int, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
     ) -> Tensor:
         """The first layer of a run computes all of it; the others return their input [1, N, h]."""
-        starts = self._starts | self._shown
-        if layer not in starts:
+        if layer not in self._starts:
             return hidden_states
-        last = min((start for start in starts if start > layer), default=len(self._layers))
+        num_layers = len(self._layers)
+        last = min((start for start in self._starts if start > layer), default=num_layers)
         result = hidden_states.clone(memory_format=torch.contiguous_format)
+        shown = [one for one in self._shown if layer <= one < last or one == last == num_layers]
+        states = torch.empty(len(shown), *result.shape[1:])
         hidden = result.numpy()[0]
         cos, sin = (part[0].contiguous().numpy() for part in position_embeddings)
-        keys, values = self._kernel.stacked_layers(len(self._layers), self._kv_heads, self._size)
+        keys, values = self._kernel.stacked_layers(num_layers, self._kv_heads, self._size)
         self._kernel.threads.call(
             run_layers,
             torch.get_num_threads(),
@@ -187,8 +196,11 @@ class CompiledLayers:
             self._kernel.rows,
             self._kernel.write_slots,
             self._room(len(hidden)),
+            np.array(shown, np.int64),
+            states.numpy(),
             new_counters(num_phases(last - layer)),
         )
+        self._states.update((one, states[at : at + 1]) for at, one in enumerate(shown))
         return result
 
     def _room(self, num_rows: int) -> Buffers:

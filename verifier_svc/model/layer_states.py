@@ -1,4 +1,4 @@
-"""Hidden states between the layers of an unmodified model, recorded by hooks while a pass wants them."""
+"""Hidden states between a model's layers, recorded while a pass wants them: by hooks, or by compiled layers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ Rows = Callable[[int], Tensor]
 class ShownLayers(Protocol):
     """Replacement of the layers' forwards, which runs several of them in one call."""
 
-    def show(self, layers: frozenset[int]) -> None:
-        """Let hooks see the inputs of these layers, and only of them, until the next call."""
+    def show(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers, or the output of the last, until the next call."""
+
+    def take_shown(self) -> dict[int, Tensor]:
+        """The kept states [1, N, h], by layer."""
 
 
 class LayerStates:
@@ -47,7 +50,8 @@ class LayerStates:
     def __enter__(self) -> LayerStates:
         self._seen = {}
         if self.calls is not None:
-            self.calls.show(frozenset(self.layers))
+            self.calls.show(self.layers)
+            return self
         for layer, module in self._modules.items():
 
             def note(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], layer: int = layer) -> None:
@@ -65,7 +69,8 @@ class LayerStates:
             handle.remove()
         self._handles = []
         if self.calls is not None:
-            self.calls.show(frozenset())
+            self._seen = self.calls.take_shown()
+            self.calls.show(())
 
     def of(self, rows: Rows) -> Tensor:
         """States of some rows, the layers' side by side [K, layers * hidden].

@@ -108,6 +108,8 @@ def run_layers(
     rows: RaggedRows,
     slots: IntArray,
     buffers: Buffers,
+    shown: IntArray,
+    states: FloatArray,
     counters: CounterArray,
 ) -> None:
     """Run layers from `first` to `last` (excluded), shared by all threads that call this with the same arguments.
@@ -125,18 +127,21 @@ def run_layers(
         rows: visibility.
         slots: of the rows' keys and values; padding has none.
         buffers: scratch.
+        shown: layers whose inputs are kept, `last` for the output, in order.
+        states: these inputs [len(shown), N, h].
         counters: of `num_phases(last - first)` phases, zeroed.
     """
     scratch = np.empty((2, max(hidden.shape[1], buffers.query.shape[2])), np.float32)
     nothing = np.empty(0, np.float32)
-    phase = 0
+    phase = at = 0
     for layer in range(first, last):
+        state = states[at : at + 1] if at < len(shown) and shown[at] == layer else states[:0]
+        at += len(state)
         output, gate_up, down = weights.output.panels[layer], weights.gate_up.panels[layer], weights.down.panels[layer]
         after = weights.qkv.panels[min(layer + 1, last - 1)]
         before = weights.after_mlp[max(first, layer - 1)]
-        share_norms(
-            hidden, layer > first, before, weights.input_norms[layer], epsilon, scratch, buffers, counters, phase
-        )
+        norm = weights.input_norms[layer]
+        share_norms(hidden, layer > first, before, norm, epsilon, scratch, state, buffers, counters, phase)
         share_product(buffers.normed, weights.qkv, layer, buffers.qkv, counters, phase + 1, output)
         norms = weights.query_norms[layer], weights.key_norms[layer]
         share_turns(norms, epsilon, rotation, keys[layer], values[layer], slots, scratch, buffers, counters, phase + 2)
@@ -144,11 +149,12 @@ def run_layers(
         attend_rows(buffers.query, keys[layer], values[layer], rows, scale, window, buffers.seen, counters, phase + 3)
         share_product(buffers.seen_rows, weights.output, layer, buffers.change, counters, phase + 4, gate_up)
         before, norm = weights.after_attention[layer], weights.mlp_norms[layer]
-        share_norms(hidden, True, before, norm, epsilon, scratch, buffers, counters, phase + 5)
+        share_norms(hidden, True, before, norm, epsilon, scratch, states[:0], buffers, counters, phase + 5)
         share_gates(weights.gate_up, layer, activation, buffers, counters, phase + 6, down)
         share_product(buffers.gated, weights.down, layer, buffers.change, counters, phase + 7, after)
         phase += _PHASES
-    share_norms(hidden, True, weights.after_mlp[last - 1], nothing, epsilon, scratch, buffers, counters, phase)
+    before = weights.after_mlp[last - 1]
+    share_norms(hidden, True, before, nothing, epsilon, scratch, states[at:], buffers, counters, phase)
 
 
 @compiled_exactly
@@ -159,18 +165,22 @@ def share_norms(
     norm: FloatArray,
     epsilon: float,
     scratch: FloatArray,
+    state: FloatArray,
     buffers: Buffers,
     counters: CounterArray,
     phase: int,
 ) -> None:
     """Add the change by attention or an MLP to rows, and norm them as inputs of products: one phase, a row a piece.
 
-    With norms of width 0, changes are added unnormed, and no inputs are made.
+    With norms of width 0, changes are added unnormed, and no inputs are made. `state` [1, N, h] keeps the rows; [0, N,
+    h] does not.
     """
     row = take(counters, phase)
     while row < len(hidden):
         if has_change:
             add_change(hidden[row], buffers.change[row], change_norm, epsilon, scratch)
+        if len(state) > 0:
+            state[0, row] = hidden[row]
         if len(norm) > 0:
             put_normed(hidden[row], norm, epsilon, scratch, buffers.normed[row])
         done(counters, phase)
