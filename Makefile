@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
+.PHONY: help setup demo quick docs test fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ endif
 fuzz: setup ## Strict mode against plain decoding over 20,000 tokens; 10,000 random bodies over HTTP
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	@$(BIN)/python -m tests.fuzz.http_bodies
+
+families: setup ## Every family of models, from random checkpoints, through the fuzz of strict mode
+	@$(BIN)/python -m tests.families $(FAMILIES_ARGS)
 
 gpu: ## Test what runs on CUDA, and time its passes; needs a CUDA device
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests

@@ -44,6 +44,11 @@ def tiny_llama(*, vocab_size: int, max_context_tokens: int, seed: int = 0, **cha
 def write_tiny_llama(directory: Path, *, vocab_size: int, max_context_tokens: int, **changes: Any) -> None:
     """A tiny Llama whose tokens are one character each, token 2 being EOS; `changes` as in `tiny_llama`."""
     tiny_llama(vocab_size=vocab_size, max_context_tokens=max_context_tokens, **changes).save_pretrained(directory)
+    write_tokenizer(directory, vocab_size)
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A tokenizer of one character per token."""
     words = Tokenizer(models.WordLevel({chr(33 + index): index for index in range(vocab_size)}, unk_token="!"))
     words.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)

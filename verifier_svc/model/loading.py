@@ -40,6 +40,7 @@ from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
+from verifier_svc.layers.experts import pack_experts
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
@@ -475,6 +476,7 @@ def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: Redr
 def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
     """Replace a CPU model's layers by faster ones, and for strict mode by even ones."""
     logger.info("packed %d linear layers", pack_linears(model))
+    logger.info("packed %d mixtures of experts", pack_experts(model))
     logger.info("compiled %d norms", compile_norms(model))
     if exact:
         even_activations(model)

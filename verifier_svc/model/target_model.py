@@ -27,7 +27,9 @@ from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.extras.redraft.redraft import RedraftSettings
 from verifier_svc.extras.redraft.rows import MaskRows
 from verifier_svc.kernels.base import AttentionKernel
+from verifier_svc.kernels.cpu.even_functions import EvenFunctions
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
+from verifier_svc.layers.experts import packed_experts
 from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.layer_states import LayerStates, ShownLayers
 from verifier_svc.model.output_layer import KeptBody
@@ -126,6 +128,8 @@ class TargetModel:
         self.row_multiple = ROW_MULTIPLE if exact else 1
         # As in TargetInfo.
         self.rope_boundary = make_rotary_rowwise(model)
+        self._experts = packed_experts(model)
+        self._functions = EvenFunctions() if exact and self._experts else nullcontext()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
@@ -323,11 +327,17 @@ class TargetModel:
     def _begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
         self._attention.begin(plan, sources, destinations)
         self.cache.moves_made()
+        self._tell_experts(plan)
 
     def _narrow(self, plan: PassPlan, rows: Tensor) -> None:
         self._attention.narrow(plan)
+        self._tell_experts(plan)
         if self._masks is not None:
             self._masks.narrow(rows)
+
+    def _tell_experts(self, plan: PassPlan) -> None:
+        for experts in self._experts:
+            experts.num_rows = plan.num_rows
 
     def _taken(self, outputs: Outputs) -> Tensor:
         """Logits of a pass in single precision on the CPU; its hidden states are kept for `take_states`."""
@@ -367,7 +377,8 @@ class TargetModel:
             if self._masks is None:
                 raise IncompatibleError("a pass has masks, and the target has no adapter for them")
             inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
-        output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
+        with self._functions:
+            output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
         return (logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows),)
 

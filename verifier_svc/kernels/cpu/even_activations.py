@@ -7,6 +7,8 @@ rows. Where that is possible, calls get a whole number of vectors, and too few o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,13 +32,17 @@ class EvenActivation(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """`values` of any shape to the same shape."""
-        size = values.numel()
-        if _is_even(size):
-            result: Tensor = self._function(values)
-            return result
-        flat = F.pad(values.flatten(), (0, -size % _STEP))
-        pieces = torch.cat([self._function(piece) for piece in flat.split(_PIECE)])
-        return pieces[:size].view(values.shape)
+        return evenly(self._function, values)
+
+
+def evenly(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """An elementwise function of `values` of any shape, called without remainders."""
+    size = values.numel()
+    if _is_even(size):
+        return function(values)
+    flat = F.pad(values.flatten(), (0, -size % _STEP))
+    pieces = torch.cat([function(piece) for piece in flat.split(_PIECE)])
+    return pieces[:size].view(values.shape)
 
 
 def _is_even(size: int) -> bool:

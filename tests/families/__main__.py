@@ -1,0 +1,51 @@
+"""`python -m tests.families`: every family of models through the fuzz of strict mode. `make families` runs it."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.kernels.cpu.openmp import set_spin_count
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Families; all by default.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare in each, at least.")] = 1000,
+    changes: Annotated[int, typer.Option(min=1, help="Joins, leaves, cancels and preemptions in each, at least.")] = 80,
+    cases: Annotated[int, typer.Option(min=9, help="Different requests, each decoded alone first.")] = 9,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed does the same again.")] = 0,
+) -> None:
+    """Compare every token and the bits of its logits with plain decoding alone, and that with transformers."""
+    set_spin_count()
+    # Here, because torch reads that setting when it is imported.
+    from transformers.utils import logging as transformers_logging
+
+    from tests.families.checkpoints import FAMILIES
+    from tests.fuzz.exactness import FuzzPlan, fuzz
+
+    logging.basicConfig(level=logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    total: Counter[str] = Counter()
+    for name in names or FAMILIES:
+        started_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            FAMILIES[name].write(Path(directory))
+            counts = fuzz(FuzzPlan(Path(directory), tokens, changes, cases, seed, threads=1))
+        total += counts
+        typer.echo(
+            f"{name:16} {counts['tokens']:6,} tokens as alone, {counts['accepted']:5,} accepted nodes, "
+            f"{counts['recomputed tokens']:6,} tokens recomputed, {counts['prefix hits']:3} prefix hits, "
+            f"{counts['tokens that transformers says, too']:4} as transformers, {time.monotonic() - started_s:5.1f} s"
+        )
+    typer.echo(f"{total['tokens']:,} tokens in {len(names or FAMILIES)} families, bit for bit (seed {seed})")
+
+
+if __name__ == "__main__":
+    typer.run(main)

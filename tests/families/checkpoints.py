@@ -1,0 +1,109 @@
+"""Random checkpoints of a few hundred KB, one per family of models, with a tokenizer of one character per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from tests.tiny_checkpoint import write_tokenizer
+from verifier_svc.layers.kinds import layer_kinds
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+
+VOCAB, CONTEXT = 97, 420
+_HIDDEN, _HEADS, _KV_HEADS, _FEED_FORWARD = 32, 4, 2, 48
+# Wide enough to keep logits well apart.
+_RANGE = 0.3
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one class of `transformers`; `settings` are those of its configuration beside the usual sizes."""
+
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    # Names of the usual sizes that this configuration does not have.
+    without: tuple[str, ...] = ()
+
+    def write(self, directory: Path, seed: int = 0) -> None:
+        """Write a checkpoint with random weights."""
+        _build(self, seed).save_pretrained(directory)
+        write_tokenizer(directory, VOCAB)
+
+
+def _build(family: Family, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    model_class: Any = getattr(transformers, family.model)
+    sizes = {
+        "vocab_size": VOCAB,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _FEED_FORWARD,
+        "num_hidden_layers": 2,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _KV_HEADS,
+        "initializer_range": _RANGE,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    settings = {name: value for name, value in sizes.items() if name not in family.without} | dict(family.settings)
+    model: PreTrainedModel = model_class(model_class.config_class(**settings)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        # Weights that start at a constant (norms, biases, steps) are made to matter.
+        if parameter.dim() == 1 or parameter.std() == 0:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("LlamaForCausalLM"),
+    "mixtral": Family("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2-moe": Family("Qwen2MoeForCausalLM", {**_EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3-moe": Family("Qwen3MoeForCausalLM", {**_EXPERTS, "head_dim": 8}),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 8,
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "deepseek-v3": Family(
+        "DeepseekV3ForCausalLM",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "olmoe": Family("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2}),
+    "granite-moe": Family("GraniteMoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def row_of(name: str, family: Family, target: TargetModel, info: TargetInfo) -> str:
+    """Row of the table of families in the documents: a loaded checkpoint's layers and exactness."""
+    kinds = ", ".join(layer_kinds(target.model))
+    return f"| {name} | `{family.model}` | {kinds} | {'strict' if info.exact else 'fast'} |\n"
