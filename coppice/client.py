@@ -269,6 +269,21 @@ class Client:
         num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
         return Stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), num_outputs)
 
+    async def watch_rounds(self, request_id: str = "") -> AsyncIterator[inference_pb2.WatchRoundsResponse]:
+        """Rounds as they end, of one request or of all that the caller may see, and the load; the server ends it.
+
+        Raises:
+            RequestFailedError: the server refused or failed it; UNIMPLEMENTED if rounds cannot be watched.
+        """
+        call = self._stub.WatchRounds(inference_pb2.WatchRoundsRequest(request_id=request_id), metadata=self._metadata)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailedError(error) from error
+        finally:
+            call.cancel()
+
     async def model_info(self, timeout_s: float = 30.0) -> inference_pb2.GetModelInfoResponse:
         """Model, limits and features of the server.
 

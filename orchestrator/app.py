@@ -36,6 +36,7 @@ from orchestrator.planner.fleet import FleetPlanner
 from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace, open_redis
 from orchestrator.prefix_cache.keys import CacheNamespace
 from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.request.round_feed import RoundFeed
 
 if TYPE_CHECKING:
     from orchestrator.request.latencies import Latencies
@@ -96,6 +97,7 @@ async def running(
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes, verifiers)
         admission = _admission(config)
+        round_feed = RoundFeed() if config.watch_rounds else None
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,
@@ -116,6 +118,7 @@ async def running(
             authentication=authentication,
             tracing=tracing,
             timeline=timeline,
+            round_feed=round_feed,
         )
         if config.metrics_port:
             await _serve_metrics(stack, config, service, certificates, to_peers)
@@ -137,6 +140,8 @@ async def running(
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address, config.health_port)
         stack.push_async_callback(server.stop, config.grace_s)
+        if round_feed is not None:
+            stack.callback(round_feed.close)
         health = asyncio.create_task(_follow_health(server, verifiers), name="health")
         stack.push_async_callback(_cancel, health)
         await server.set_serving(True)

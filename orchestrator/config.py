@@ -108,6 +108,11 @@ class Config(ServiceSettings):
         default="", description="File of the tenants whose tokens are accepted, as JSON lines; empty: no token needed."
     )
     open_reflection: bool = Field(default=False, description="Answer gRPC reflection without a token.")
+    watch_rounds: bool = Field(
+        default=False,
+        description="Offer the stream of rounds (`WatchRounds`): a tenant sees its own requests' tokens, an admin, and "
+        "without tokens every client, those of all.",
+    )
 
     cache_drafter: bool = Field(
         default=True, description="Draft from what followed the same tokens in earlier requests, and remember it."

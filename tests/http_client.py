@@ -98,7 +98,7 @@ async def exchanged(address: str, request: bytes) -> Answered:
             while part := await chunk_of(reader):
                 parts.append(part)
             return Answered(status, headers, b"".join(parts))
-        return Answered(status, headers, await reader.readexactly(int(headers["content-length"])))
+        return Answered(status, headers, await reader.readexactly(int(headers.get("content-length", 0))))
     finally:
         writer.close()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli import adapt, bench, chat, conformance, demo, export, generate, models, simulate, token, train, up
+from coppice.cli import adapt, bench, chat, conformance, demo, export, generate, models, simulate, token, top, train, up
 from coppice.kernels.cpu.huge_pages import start_with_huge_pages
 from coppice.version import VERSION
 
@@ -16,6 +16,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(adapt.adapt)
+app.command()(top.top)
 app.command()(models.models)
 app.command()(conformance.conformance)
 app.command()(simulate.simulate)

@@ -26,6 +26,7 @@ def new(
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompts and outputs.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one output.")] = None,
     max_priority: Annotated[int | None, typer.Option(help="Highest priority of a request.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It sees the rounds of all tenants' requests.")] = False,
 ) -> None:
     """Make a token. It is printed once, on stderr; stdout has the line for the file, which has only its hash.
 
@@ -43,6 +44,8 @@ def new(
         raise typer.BadParameter("must not be empty", param_hint="--tenant")
     secret = new_token()
     line: dict[str, Any] = {"tenant": tenant, "sha256": [token_digest(secret)]}
+    if admin:
+        line["admin"] = True
     line.update({name: value for name, value in limits.items() if value is not None})
     typer.echo(secret, err=True)
     typer.echo(json.dumps(line))

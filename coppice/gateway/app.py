@@ -22,6 +22,8 @@ from coppice.gateway.endpoint import Endpoint, caller_metadata
 from coppice.gateway.errors import ApiError
 from coppice.gateway.generation import ChatCompletions, Completions
 from coppice.gateway.http_server import serving
+from coppice.gateway.page_files import page_routes
+from coppice.gateway.rounds import RoundEvents
 from coppice.gateway.tokens import Detokenize, Tokenize
 from coppice.gateway.upstream import ServedModel, Upstream
 from coppice.net.certificates import read_certificates
@@ -61,15 +63,21 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     upstream = Upstream(config.orchestrator_address, config.served_model_name, to_orchestrator)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(upstream.close)
-        address = await stack.enter_async_context(serving(application(upstream, config), config, certificates))
+        counts = GatewayCounts()
+        rounds = RoundEvents(upstream, config, counts)
+        app = application(upstream, config, counts, rounds)
+        address = await stack.enter_async_context(serving(app, config, certificates))
+        stack.callback(rounds.close)
         yield Gateway(address, upstream)
 
 
-def application(upstream: Upstream, config: GatewayConfig) -> Starlette:
+def application(upstream: Upstream, config: GatewayConfig, counts: GatewayCounts, rounds: RoundEvents) -> Starlette:
     """The ASGI application."""
-    models, counts = Models(upstream), GatewayCounts()
+    models = Models(upstream)
     routes = [
         *(Route(path, kind(upstream, config, counts), methods=["POST"]) for path, kind in ENDPOINTS.items()),
+        Route("/v1/coppice/rounds", rounds, methods=["GET"]),
+        *page_routes(),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/health", _health, methods=["GET"]),

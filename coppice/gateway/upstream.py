@@ -25,6 +25,7 @@ KNOWN_S = 5.0
 
 Metadata = Sequence[tuple[str, str]]
 Call = grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
+RoundsCall = grpc.aio.UnaryStreamCall[Any, inference_pb2.WatchRoundsResponse]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class Upstream:
     def generate(self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float) -> Call:
         """Begin a generation."""
         call: Call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        return call
+
+    def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:
+        """Begin to watch rounds, of one request or of all that the caller may see."""
+        request = inference_pb2.WatchRoundsRequest(request_id=request_id)
+        call: RoundsCall = self._stub.WatchRounds(request, metadata=metadata)
         return call
 
     async def model(self, metadata: Metadata) -> ServedModel:

@@ -9,11 +9,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
+    NODE_STATE_ACCEPTED: _ClassVar[NodeState]
+    NODE_STATE_REJECTED: _ClassVar[NodeState]
+    NODE_STATE_PRUNED: _ClassVar[NodeState]
+
 class Rounds(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROUNDS_UNSPECIFIED: _ClassVar[Rounds]
     ROUNDS_ASYNCHRONOUS: _ClassVar[Rounds]
     ROUNDS_SYNCHRONOUS: _ClassVar[Rounds]
+NODE_STATE_UNSPECIFIED: NodeState
+NODE_STATE_ACCEPTED: NodeState
+NODE_STATE_REJECTED: NodeState
+NODE_STATE_PRUNED: NodeState
 ROUNDS_UNSPECIFIED: Rounds
 ROUNDS_ASYNCHRONOUS: Rounds
 ROUNDS_SYNCHRONOUS: Rounds
@@ -295,6 +306,98 @@ class DetokenizeResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class WatchRoundsRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class WatchRoundsResponse(_message.Message):
+    __slots__ = ("round", "load", "missed_rounds")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    MISSED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    round: RoundReport
+    load: LoadReport
+    missed_rounds: int
+    def __init__(self, round: _Optional[_Union[RoundReport, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., missed_rounds: _Optional[int] = ...) -> None: ...
+
+class RoundReport(_message.Message):
+    __slots__ = ("request_id", "output_index", "time_s", "base_length", "token_ids", "tokens", "tree", "node_tokens", "node_states", "origin", "budget", "row_price", "pass_rows", "pass_us", "linger_us", "round_us")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    NODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODE_STATES_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
+    PASS_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PASS_US_FIELD_NUMBER: _ClassVar[int]
+    LINGER_US_FIELD_NUMBER: _ClassVar[int]
+    ROUND_US_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    output_index: int
+    time_s: float
+    base_length: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    tree: _tree_pb2.TokenTree
+    node_tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    node_states: _containers.RepeatedScalarFieldContainer[NodeState]
+    origin: _tree_pb2.DraftOrigin
+    budget: int
+    row_price: float
+    pass_rows: int
+    pass_us: int
+    linger_us: int
+    round_us: int
+    def __init__(self, request_id: _Optional[str] = ..., output_index: _Optional[int] = ..., time_s: _Optional[float] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[bytes]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., node_tokens: _Optional[_Iterable[bytes]] = ..., node_states: _Optional[_Iterable[_Union[NodeState, str]]] = ..., origin: _Optional[_Union[_tree_pb2.DraftOrigin, str]] = ..., budget: _Optional[int] = ..., row_price: _Optional[float] = ..., pass_rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., linger_us: _Optional[int] = ..., round_us: _Optional[int] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("time_s", "running", "waiting", "planned_nodes", "drafting", "generated_tokens", "rounds", "draft_tokens", "accepted_tokens", "verifiers")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_NODES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    running: int
+    waiting: int
+    planned_nodes: int
+    drafting: int
+    generated_tokens: int
+    rounds: int
+    draft_tokens: int
+    accepted_tokens: int
+    verifiers: _containers.RepeatedCompositeFieldContainer[VerifierReport]
+    def __init__(self, time_s: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., planned_nodes: _Optional[int] = ..., drafting: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., verifiers: _Optional[_Iterable[_Union[VerifierReport, _Mapping]]] = ...) -> None: ...
+
+class VerifierReport(_message.Message):
+    __slots__ = ("batch_size", "rows", "pass_us", "queued_sequences", "free_kv_blocks", "row_price")
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PASS_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
+    batch_size: int
+    rows: int
+    pass_us: int
+    queued_sequences: int
+    free_kv_blocks: int
+    row_price: float
+    def __init__(self, batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., row_price: _Optional[float] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,11 @@ class InferenceServiceStub:
                 request_serializer=coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.WatchRounds = channel.unary_stream(
+                '/coppice.v1.InferenceService/WatchRounds',
+                request_serializer=coppice_dot_v1_dot_inference__pb2.WatchRoundsRequest.SerializeToString,
+                response_deserializer=coppice_dot_v1_dot_inference__pb2.WatchRoundsResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -90,6 +95,16 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchRounds(self, request, context):
+        """Rounds of running requests as they end, and the service's load twice a second, for ten minutes; call again then.
+        UNIMPLEMENTED unless the operator has switched it on. With tokens, a caller sees the rounds of its own tenant's requests, and a
+        tenant with `admin` those of all. A caller that reads slowly misses the oldest rounds, and no request waits for it. A
+        tenant can have 16 such calls; more are refused with RESOURCE_EXHAUSTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +127,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'WatchRounds': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRounds,
+                    request_deserializer=coppice_dot_v1_dot_inference__pb2.WatchRoundsRequest.FromString,
+                    response_serializer=coppice_dot_v1_dot_inference__pb2.WatchRoundsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +243,33 @@ class InferenceService:
             '/coppice.v1.InferenceService/Detokenize',
             coppice_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             coppice_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/coppice.v1.InferenceService/WatchRounds',
+            coppice_dot_v1_dot_inference__pb2.WatchRoundsRequest.SerializeToString,
+            coppice_dot_v1_dot_inference__pb2.WatchRoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,

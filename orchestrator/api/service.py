@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import grpc
 from grpc_status import rpc_status
 
 from coppice.core.chat import ChatTemplate
-from coppice.core.errors import CoppiceError, DeadlineError, InvalidRequestError, OverloadedError
+from coppice.core.errors import CoppiceError, DeadlineError, InvalidRequestError, OverloadedError, UnsupportedError
 from coppice.core.sampling import check_token_ids, output_seed
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.rpc import error_status, streaming, unary
@@ -27,10 +27,12 @@ from coppice.version import VERSION
 from orchestrator.admission.admission import Admission, Ticket
 from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
+from orchestrator.api.round_messages import load_report, round_report
 from orchestrator.api.tenant_usage import TenantUsage, keep_limits
 from orchestrator.api.validation import GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
+from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import Planner
 from orchestrator.planner.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
@@ -42,6 +44,7 @@ from orchestrator.request.generation import Generation
 from orchestrator.request.output_text import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
+from orchestrator.request.round_feed import OutputRounds, RoundFeed
 from orchestrator.request.rounds import PROMPT_LOOKUP, REDRAFT
 from orchestrator.request.statistics import OutputClock
 from orchestrator.request.trace import OutputTrace, RequestTrace
@@ -60,6 +63,10 @@ SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].ful
 UNREAD_GRACE_S = 5.0
 # Calls of Tokenize at work at once: they share the threads that tokenize long prompts of requests.
 MAX_TOKENIZING = 2
+# Time between reports of the load to a call of WatchRounds.
+LOAD_REPORT_S = 0.5
+# Longest call of WatchRounds: how long a token that was revoked may still watch.
+MAX_WATCH_S = 600.0
 
 Context = Any  # grpc.aio.ServicerContext, without its two type parameters
 
@@ -94,8 +101,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         authentication: Authentication | None = None,
         tracing: Tracing | None = None,
         timeline: Timeline | None = None,
+        round_feed: RoundFeed | None = None,
     ) -> None:
-        """Without `latencies` no latency histograms are kept; `authentication` is only read for metrics."""
+        """Without `latencies` no latency histograms are kept; `authentication` is only read for metrics.
+
+        Without `round_feed` rounds cannot be watched.
+        """
+        self._round_feed = round_feed
         self._timeline = timeline
         self._tracing = tracing
         self._verifiers = verifiers
@@ -163,7 +175,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await _admitted(ticket, deadline_s)
                 trace.admitted(ticket.started_s)
                 await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
-                outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace)
+                outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace, tenant.name)
                 counted.began(outputs, len(valid.prompt_ids))
                 end = functools.partial(self._end_unread, context, asyncio.current_task(), outputs)
                 try:
@@ -192,8 +204,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if self.tally.latencies is not None:
             yield from own.latency_metrics(self.tally.latencies)
         yield from own.peer_metrics(self._verifiers, self._drafters.clients)
-        planners = adaptive_planners(self._planner, [one.address for one in self._verifiers.clients])
-        yield from own.planner_metrics(planners)
+        yield from own.planner_metrics(self._planners())
         if self._cache is not None:
             yield from own.cache_metrics(self._cache.counts)
         if self.authentication is not None:
@@ -253,6 +264,33 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check_token_ids("token_ids", ids, info.vocab_size)
         return inference_pb2.DetokenizeResponse(text=self._tokenizer.decode(ids, skips_special=False))
 
+    @streaming
+    async def WatchRounds(
+        self, request: inference_pb2.WatchRoundsRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.WatchRoundsResponse]:
+        """Rounds as they end, and the load."""
+        if self._round_feed is None:
+            raise UnsupportedError("rounds cannot be watched here: WATCH_ROUNDS is not set")
+        if len(request.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+            raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
+        caller = calling_tenant(context.invocation_metadata())
+        # Names without a token prove nothing: all these callers are one.
+        account = caller.name if caller.has_token else ""
+        tenant = caller.name if caller.has_token and not caller.admin else None
+        with self._round_feed.watch(account, tenant, request.request_id) as watch:
+            next_load_s, end_s = 0.0, time.monotonic() + min(self._timeout_s(context), MAX_WATCH_S)
+            while (now_s := time.monotonic()) < end_s:
+                if now_s >= next_load_s:
+                    next_load_s = now_s + LOAD_REPORT_S
+                    load = load_report(self.tally, self.admission, self._verifiers, self._planners())
+                    yield inference_pb2.WatchRoundsResponse(load=load, missed_rounds=watch.take_missed())
+                if (ended := await watch.next(next_load_s - now_s)) is not None:
+                    report = round_report(ended, self._tokenizer)
+                    yield inference_pb2.WatchRoundsResponse(round=report, missed_rounds=watch.take_missed())
+
+    def _planners(self) -> Mapping[str, AdaptivePlanner]:
+        return adaptive_planners(self._planner, [one.address for one in self._verifiers.clients])
+
     def _end_unread(
         self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError
     ) -> None:
@@ -281,7 +319,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
 
     def _outputs(
-        self, request: GenerationRequest, number: int, arrival_s: float, ticket: Ticket, trace: RequestTrace
+        self,
+        request: GenerationRequest,
+        number: int,
+        arrival_s: float,
+        ticket: Ticket,
+        trace: RequestTrace,
+        tenant: str,
     ) -> Outputs:
         wake = asyncio.Event()
         outputs: list[OneOutput] = []
@@ -289,7 +333,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
             clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.tokens_came)
-            generation = self._generation(one, clock, wake, trace.output(index))
+            feed = self._round_feed
+            rounds = None if feed is None else feed.output(tenant, request.request_id, index)
+            generation = self._generation(one, clock, wake, trace.output(index), rounds)
             outputs.append(OneOutput(generation, Responses(one, index, self._tokenizer)))
         # A prompt shorter than a block shares no KV blocks, so its outputs need not wait for the first.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
@@ -326,7 +372,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return offered if request.max_nodes is None else min(request.max_nodes, offered)
 
     def _generation(
-        self, request: GenerationRequest, clock: OutputClock, wake: asyncio.Event, trace: OutputTrace | None
+        self,
+        request: GenerationRequest,
+        clock: OutputClock,
+        wake: asyncio.Event,
+        trace: OutputTrace | None,
+        rounds: OutputRounds | None,
     ) -> Generation:
         transcript = self._transcript(request)
         is_greedy = request.sampling.temperature == 0
@@ -359,7 +410,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             max_lookup_nodes=lookup_nodes,
         )
         output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
-        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)
+        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace, rounds)
 
 
 async def _admitted(ticket: Ticket, deadline_s: float) -> None:

@@ -38,6 +38,8 @@ class Tenant:
     # Tokens of one output.
     max_tokens: int | None = None
     max_priority: int | None = None
+    # Whether it sees the rounds of all tenants' requests.
+    admin: bool = False
     # Whether a token proves the tenant.
     has_token: bool = False
 
@@ -76,9 +78,12 @@ def _tenant(fields: Any) -> Tenant:
     name = fields.get("tenant")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_TENANT_CHARACTERS:
         raise ValueError(f"tenant must be a text of 1 to {MAX_TENANT_CHARACTERS} characters")
-    if fields.keys() - _LIMITS.keys() - {"tenant", "sha256"}:
-        raise ValueError(f"has a field other than tenant, sha256, {', '.join(_LIMITS)}")
-    return Tenant(name, has_token=True, **{limit: _limit(fields, limit) for limit in _LIMITS})
+    if fields.keys() - _LIMITS.keys() - {"tenant", "sha256", "admin"}:
+        raise ValueError(f"has a field other than tenant, sha256, admin, {', '.join(_LIMITS)}")
+    admin = fields.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ValueError("admin must be true or false")
+    return Tenant(name, admin=admin, has_token=True, **{limit: _limit(fields, limit) for limit in _LIMITS})
 
 
 def _limit(fields: Mapping[str, Any], name: str) -> int | None:

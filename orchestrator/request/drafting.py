@@ -79,6 +79,8 @@ class Drafting:
         # The same of the verifier's drafts by prompt lookup.
         self.max_lookup_nodes = max_lookup_nodes
         self._redraft = EMPTY_TREE
+        # Merged draft of the current round before any cut, and of the round before.
+        self._offered = self.offered = EMPTY_TREE
         # Trace context for drafters' spans; empty without tracing.
         self.traceparent = ""
         self._cache = cache
@@ -128,6 +130,11 @@ class Drafting:
     def planned_nodes(self) -> int:
         """Node budget of the current round."""
         return self._plan.max_nodes
+
+    @property
+    def plan(self) -> RoundPlan:
+        """Plan of the current round."""
+        return self._plan
 
     @property
     def stale_drafts(self) -> int:
@@ -234,6 +241,7 @@ class Drafting:
             self._better.let_go()
             self._better.committed(len(outcome.token_ids), self._transcript.tokens)
         sent, self._sent = self._sent, []
+        self.offered, self._offered = self._offered, EMPTY_TREE
         self._trees.clear()
         self.ahead.round_ended()
         redraft, self._redraft = self._redraft, outcome.redraft
@@ -291,6 +299,7 @@ class Drafting:
         if len(drafted) and len(self._redraft):
             # Unmerged, the re-draft is already at the verifier.
             drafted = merge([drafted, self._redraft])
+        self._offered = drafted
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             # Prune nodes that no later round could use.
@@ -327,6 +336,7 @@ class Drafting:
             tree = self._cache.draft_before(nodes, batch_size, plan.row_price)
         if len(tree) and len(self._redraft):
             tree = merge([tree, self._redraft])
+        self._offered = tree
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         # A synchronous round waits for this message even if the tree is empty.
         if self.synchronous or (len(tree) and (not self._sent or tree != self._sent[-1])):

@@ -23,6 +23,7 @@ from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.output_text import Output, OutputDelta
+from orchestrator.request.round_feed import OutputRounds
 from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
 from orchestrator.request.statistics import OutputClock, Statistics
 from orchestrator.request.trace import OutputTrace
@@ -47,8 +48,9 @@ class Generation:
         clock: OutputClock,
         wake: asyncio.Event,
         trace: OutputTrace | None = None,
+        rounds: OutputRounds | None = None,
     ) -> None:
-        """`wake` is set when there is a delta, an error or the finish."""
+        """`wake` is set when there is a delta, an error or the finish; `rounds` are for those who watch."""
         self._request = request
         self._transcript = transcript
         self._output = output
@@ -65,6 +67,7 @@ class Generation:
         self.clock = clock
         # None without tracing, and after the end.
         self._trace = trace
+        self._rounds = rounds
         # Called once at the end, after its resources at verifier and drafters are freed.
         self.on_ended: Callable[[], None] = lambda: None
 
@@ -208,6 +211,7 @@ class Generation:
         self._openings = self._refusals = 0
         self._transcript.append(outcome.token_ids)
         self._drafting.load = load
+        plan = self._drafting.plan
         ended = self._transcript.end() is not None
         sent = self._drafting.round_ended(outcome) if ended else self._drafting.round_done(outcome)
         if outcome.token_ids:
@@ -220,6 +224,8 @@ class Generation:
         self._learn(outcome, sent)
         if self._trace is not None:
             self._trace.round_over(outcome)
+        if self._rounds is not None:
+            self._rounds.round_over(outcome, sent, self._drafting.offered, plan)
 
     def _learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
         """Train the planner, last and guarded: nothing waits for it, and its errors must not end the output."""

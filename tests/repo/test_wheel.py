@@ -61,6 +61,13 @@ def test_the_wheel_has_four_names_and_their_types(installed: Path) -> None:
     assert (installed / "coppice" / "v1" / "inference_pb2.pyi").is_file()
 
 
+def test_the_wheel_has_the_gateway_s_page(installed: Path) -> None:
+    page = Path("coppice", "gateway", "page")
+    files = {path.name for path in (ROOT / page).iterdir()}
+    assert "index.html" in files
+    assert {path.name for path in (installed / page).iterdir()} == files
+
+
 def test_the_sdist_has_what_the_wheel_is_built_from(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -26,13 +26,15 @@ def test_the_line_is_one_that_the_server_reads_and_has_no_token() -> None:
     token = result.stderr.strip()
     assert token not in result.stdout
     assert parse_tokens(result.stdout) == {token_digest(token): Tenant("alice", has_token=True, **LIMITS)}
+    result = CliRunner().invoke(app, ["token", "new", "--tenant", "alice", "--admin"])
+    assert [tenant.admin for tenant in parse_tokens(result.stdout).values()] == [True]
 
 
 def test_a_tenant_needs_a_name() -> None:
     assert CliRunner().invoke(app, ["token", "new", "--tenant", ""]).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["generate", "conformance"])
+@pytest.mark.parametrize("command", ["generate", "conformance", "top"])
 def test_a_token_of_the_environment_shows_in_no_help(command: str) -> None:
     secret = new_token()
     result = CliRunner().invoke(app, [command, "--help"], env={"COPPICE_TOKEN": secret, "COLUMNS": "200"})

@@ -24,9 +24,9 @@ def line(tenant: str, *digests: str, **limits: object) -> str:
 def test_a_line_is_a_tenant_with_its_tokens_and_limits() -> None:
     limits = {"weight": 3, "max_requests": 2, "requests_per_minute": 60}
     more = {"tokens_per_minute": 5000, "max_tokens": 99, "max_priority": -1}
-    text = f"# ours\n\n{line('alice', ALICE, '0' * 64, **limits, **more)}\n{line('bob', BOB)}\n"
+    text = f"# ours\n\n{line('alice', ALICE, '0' * 64, **limits, **more)}\n{line('bob', BOB, admin=True)}\n"
     alice = Tenant("alice", **limits, **more, has_token=True)
-    assert parse_tokens(text) == {ALICE: alice, "0" * 64: alice, BOB: Tenant("bob", has_token=True)}
+    assert parse_tokens(text) == {ALICE: alice, "0" * 64: alice, BOB: Tenant("bob", admin=True, has_token=True)}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_a_line_is_a_tenant_with_its_tokens_and_limits() -> None:
         (line("a", ALICE, requests_per_minute=1.5), "requests_per_minute"),
         (line("a", ALICE, tokens_per_minute="swordfish"), "tokens_per_minute"),
         (line("a", ALICE, max_priority=2**31), "max_priority"),
+        (line("a", ALICE, admin="swordfish"), "admin must be true or false"),
         (line("bob", ALICE), "earlier line"),
         (line("a", BOB), "another tenant's"),
     ],
