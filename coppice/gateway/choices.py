@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ _LENGTHS = (sampling_pb2.FINISH_REASON_LENGTH, sampling_pb2.FINISH_REASON_CONTEX
 class AnswerChoice(Protocol):
     """One choice of an answer, which grows message by message."""
 
+    # So far; tokens only where the request has asked for their ids.
     usage: inference_pb2.Usage
     # Empty until the choice has ended.
     statistics: dict[str, Any]
@@ -52,6 +53,9 @@ class _Choice:
     def _read(self, message: inference_pb2.GenerateResponse) -> None:
         if message.HasField("seed"):
             self._seed = message.seed
+        if message.HasField("prompt_tokens"):
+            self.usage.prompt_tokens = message.prompt_tokens
+        self.usage.completion_tokens += len(message.token_ids)
         self._token_ids.extend(message.token_ids)
         if not message.HasField("finished"):
             return
@@ -206,11 +210,11 @@ def _statistics(message: inference_pb2.GenerateResponse, seed: int) -> dict[str,
     }
 
 
-def usage_fields(choices: Sequence[AnswerChoice], num_outputs: int) -> dict[str, Any]:
-    """`usage` of an answer; every `num_outputs` choices share a prompt, which counts once."""
-    prompts = choices[::num_outputs]
+def usage_fields(choices: Mapping[int, AnswerChoice], num_outputs: int) -> dict[str, Any]:
+    """`usage` of an answer so far; every `num_outputs` choices share a prompt, which counts once."""
+    prompts = {index // num_outputs: choices[index] for index in sorted(choices, reverse=True)}.values()
     prompt_tokens = sum(choice.usage.prompt_tokens for choice in prompts)
-    completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+    completion_tokens = sum(choice.usage.completion_tokens for choice in choices.values())
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -30,6 +30,13 @@ class StreamOptions(_Body):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @model_validator(mode="after")
+    def _counts_where_usage_is_told(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage")
+        return self
 
 
 class JsonSchemaFormat(_Body):

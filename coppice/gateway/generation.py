@@ -120,7 +120,9 @@ class Answer:
         # Made when their outputs begin: the number is the request's, and may be refused.
         self._new_choice = new_choice
         self._choices: dict[int, AnswerChoice] = {}
-        self._tells_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
+        options = fields.stream_options
+        self._tells_usage = options is not None and bool(options.include_usage)
+        self._counts_usage = options is not None and bool(options.continuous_usage_stats)
 
     def add(self, place: int, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
         """Add a message of the prompt at `place`; returns the chunk, None if there is nothing to say."""
@@ -154,13 +156,15 @@ class Answer:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {**self._head, "object": self._form.chunk, **self._fingerprint, "choices": choices}
-        return {**head, "usage": None} if self._tells_usage else head
+        if not self._tells_usage:
+            return head
+        return {**head, "usage": self._usage() if self._counts_usage else None}
 
     def _ordered(self) -> list[AnswerChoice]:
         return [self._choices[index] for index in sorted(self._choices)]
 
     def _usage(self) -> dict[str, Any]:
-        return usage_fields(self._ordered(), self._num_outputs)
+        return usage_fields(self._choices, self._num_outputs)
 
 
 async def received(

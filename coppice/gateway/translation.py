@@ -189,7 +189,8 @@ def _request(fields: GenerationFields, request_id: str) -> inference_pb2.Generat
     request.sampling.allowed_token_ids.extend(fields.allowed_token_ids or ())
     for token, bias in (fields.logit_bias or {}).items():
         request.sampling.logit_bias[_token_id(token)] = bias
-    request.response.token_ids = bool(fields.return_token_ids)
+    counts = fields.stream_options is not None and bool(fields.stream_options.continuous_usage_stats)
+    request.response.token_ids = counts or bool(fields.return_token_ids)
     _set_grammar(request.sampling, _grammars(fields))
     if fields.speculation is not None:
         _set_speculation(request.speculation, fields.speculation)

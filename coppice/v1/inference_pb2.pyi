@@ -134,7 +134,7 @@ class SpeculationPolicy(_message.Message):
     def __init__(self, mode: _Optional[_Union[SpeculationPolicy.Mode, str]] = ..., sources: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., denoising: _Optional[_Union[_sampling_pb2.Denoising, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "seed", "text", "token_ids", "finished", "usage", "speculation", "timing", "log_probs", "output_index")
+    __slots__ = ("request_id", "seed", "text", "token_ids", "finished", "usage", "speculation", "timing", "log_probs", "output_index", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class GenerateResponse(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     text: str
@@ -155,7 +156,8 @@ class GenerateResponse(_message.Message):
     timing: Timing
     log_probs: _containers.RepeatedCompositeFieldContainer[TokenLogProbs]
     output_index: int
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., log_probs: _Optional[_Iterable[_Union[TokenLogProbs, _Mapping]]] = ..., output_index: _Optional[int] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., log_probs: _Optional[_Iterable[_Union[TokenLogProbs, _Mapping]]] = ..., output_index: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogProbs(_message.Message):
     __slots__ = ("log_prob", "top_token_ids", "top_log_probs", "token", "top_tokens")

@@ -13,7 +13,7 @@ from orchestrator.request.statistics import OutputClock, Statistics
 
 
 class Responses:
-    """Builds one output's messages; the first one has the id and the seed."""
+    """Builds one output's messages; the first one has the id, the seed and the length of the prompt."""
 
     def __init__(self, request: GenerationRequest, output_index: int, tokenizer: TargetTokenizer) -> None:
         self._request = request
@@ -56,6 +56,7 @@ class Responses:
         if self._is_first:
             message.request_id = self._request.request_id
             message.seed = self._request.sampling.seed
+            message.prompt_tokens = len(self._request.prompt_ids)
             self._is_first = False
         return message
 

@@ -93,6 +93,21 @@ async def test_a_stream_joins_to_the_whole_answer(start_fakes: StartFakes) -> No
         assert parts[-1]["coppice"]["seed"] == output_seed(7, index)
 
 
+async def test_usage_so_far_comes_with_every_event(start_fakes: StartFakes) -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {**BODY, "prompt": ["def ", "de"], "n": 2, "stream": True, "stream_options": usage}
+    async with start_fakes(FakeVerifier(), FakeDrafter()) as (_, one), gateway_to(one.address) as address:
+        *chunks, last = (await post(address, COMPLETIONS, fields)).events
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < 30
+    assert len(set(counts)) > 4
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} <= {2, 4, 6}
+    assert chunks[-1]["usage"] == last["usage"]
+    assert (last["usage"]["prompt_tokens"], counts[-1]) == (6, 120)
+    assert not any("token_ids" in choice for chunk in chunks for choice in chunk["choices"])
+
+
 async def test_log_probabilities_have_the_tokens_and_their_places(start_fakes: StartFakes) -> None:
     async with start_fakes(FakeVerifier(target=script("aé!", 4))) as (_, one), gateway_to(one.address) as address:
         answer = await post(address, COMPLETIONS, {**BODY, "logprobs": 1})
@@ -197,6 +212,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"no_such_field": 1}, "no_such_field"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
     (COMPLETIONS, {"stream": True, "stream_options": {"continuous": True}}, "stream_options.continuous"),
+    (COMPLETIONS, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     (COMPLETIONS, {"speculation": {"sources": ["none such"]}}, "speculation.sources"),
     (COMPLETIONS, {"speculation": {"mode": "on"}}, "speculation.mode"),
     (COMPLETIONS, {"guided_regex": "a", "guided_json": {}}, "guided_regex"),
