@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
+.PHONY: help setup demo quick docs test clients fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,14 @@ else
 	$(BIN)/python -m pytest -m processes $(ALONE) || failed=1; \
 	exit $$failed
 endif
+
+# Apart from our own environment: they ask for other versions than we do.
+CLIENTS := langchain-openai==1.7.4 llama-index-llms-openai-like==0.8.1
+
+clients: setup ## Install other clients of OpenAI's API, for tests/integration/test_gateway_openai.py; needs npm
+	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip install --quiet $(CLIENTS)
+	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/clients openai@6.49.0
 
 fuzz: setup ## Strict mode against plain decoding over 20,000 tokens; 10,000 random bodies over HTTP
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)

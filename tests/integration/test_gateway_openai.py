@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import shutil
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -295,3 +298,57 @@ async def test_sixty_requests_give_over_http_what_they_give_over_grpc(served: Se
         usage = by_http.content["usage"]
         assert usage["prompt_tokens"] == by_grpc[0].usage.prompt_tokens
         assert usage["completion_tokens"] == sum(one.usage.completion_tokens for one in by_grpc)
+
+
+CLIENTS = Path(__file__).parents[1] / "clients"
+# `make clients` installs them, apart from our own environment.
+INSTALLED = Path(sys.prefix) / "clients"
+
+
+async def said_by(command: list[str], needed: Path) -> Any:
+    """The JSON that a client's script prints."""
+    if not needed.exists():  # noqa: ASYNC240  before anything runs
+        pytest.skip(f"there is no {needed}: make clients")
+    env = {**os.environ, "NODE_PATH": str(INSTALLED / "node_modules")}
+    env.pop("PYTHONPATH", None)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=env)
+    out, problems = await process.communicate()
+    assert process.returncode == 0, problems.decode()
+    return json.loads(out)
+
+
+async def test_the_package_for_node_at_every_endpoint(served: Served) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("there is no node")
+    command = ["node", str(CLIENTS / "openai_node.cjs"), f"http://{served.address}/v1"]
+    got = await said_by(command, INSTALLED / "node_modules" / "openai")
+    chat: dict[str, Any] = {"model": "code", "messages": SAID, "max_tokens": 30, "temperature": 0.8, "seed": 5}
+    expected = await served.openai.chat.completions.create(**chat)
+    text = expected.choices[0].message.content
+    assert got["chat"] == got["chat_stream"] == got["mode_off"] == text
+    assert got["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    completion = await served.grpc.generate("import os\n", Options(max_tokens=30, temperature=0.8, seed=6))
+    assert got["completion"] == got["completion_stream"] == completion.text
+    assert (got["models"], got["model"]) == (["code"], "coppice")
+    assert 0 <= got["schema"]["lines"] <= 99
+    assert 0 <= got["call"]["lines"] <= 99
+    assert got["log_probs"] == [2] * 30
+    assert got["detokenized"] == "import os\n"
+    assert got["refused"] == [[404, "model"], [400, "top_p"]]
+
+
+@pytest.mark.parametrize("script", ["langchain_chat.py", "llama_index_chat.py"])
+async def test_other_clients_stream(served: Served, script: str) -> None:
+    python = INSTALLED / "bin" / "python"
+    got = await said_by([str(python), str(CLIENTS / script), f"http://{served.address}/v1"], python)
+    chat: dict[str, Any] = {"model": "code", "messages": SAID, "max_tokens": 60, "temperature": 0.8, "seed": 5}
+    expected = await served.openai.chat.completions.create(**chat)
+    assert "".join(got["texts"]) == expected.choices[0].message.content
+    assert len(got["texts"]) > 2
+    if "parts" in got:
+        # Each is the object so far.
+        assert len(got["parts"]) > 2
+        last = got["parts"][-1]
+        assert last.keys() == {"name", "lines"}
+        assert all(last["name"].startswith(part["name"]) for part in got["parts"] if "name" in part)

@@ -47,6 +47,8 @@ export function start() {
   setInterval(() => isShown && isDirty && draw(), 200);
 }
 
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
 export function show(wanted) {
   isShown = wanted;
   if (!wanted) return;
@@ -89,7 +91,7 @@ function note(text) {
 
 function tellMissed(more) {
   missed += more;
-  $("missed").textContent = `${missed} rounds came too fast and are not shown`;
+  $("missed").textContent = `${plural(missed, "round")} came too fast to be shown`;
 }
 
 function addRound(round) {
@@ -209,10 +211,10 @@ function tree() {
   const round = current();
   if (!round) return;
   const pieces = [
-    `${round.tokens.length} tokens kept: ${round.tokens.map((one) => shown(one.text)).join(" ")}`,
+    `${plural(round.tokens.length, "token")} kept: ${round.tokens.map((one) => shown(one.text)).join(" ")}`,
     summary(round),
     `budget ${round.budget}`,
-    `pass ${round.pass_ms.toFixed(1)} ms for ${round.pass_rows} rows`,
+    `pass ${round.pass_ms.toFixed(1)} ms for ${plural(round.pass_rows, "row")}`,
   ];
   if (round.round_ms) pieces.push(`round ${round.round_ms.toFixed(1)} ms`);
   if (round.origin) pieces.push(`draft ${round.origin}`);
