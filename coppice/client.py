@@ -19,6 +19,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from coppice.completion import Completion, CompletionBuilder
+from coppice.core.errors import CoppiceError
 from coppice.core.log_probs import TokenLogProbs
 from coppice.net.access_token import bearer_metadata
 from coppice.net.certificates import Certificates
@@ -93,7 +94,7 @@ class Chunk:
     output_index: int = 0
 
 
-class RequestFailedError(Exception):
+class RequestFailedError(CoppiceError):
     """The server refused or failed a request."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:

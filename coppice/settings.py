@@ -215,4 +215,6 @@ def _message(fields: Mapping[str, FieldInfo], error: ErrorDetails) -> str:
     if name not in fields:
         return f"there is no setting {name.upper()}"
     got = "" if error["type"] == "missing" else error["input"]
-    return f"{name.upper()} must be {allowed(fields[name])}, got {got!r}"
+    # A secret is not told.
+    shown = f", got {got!r}" if fields[name].repr else ""
+    return f"{name.upper()} must be {allowed(fields[name])}{shown}"

@@ -12,6 +12,7 @@ from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule
 
 # Sent to verifiers in microseconds, as 32 bits.
 MAX_SYNCHRONOUS_WAIT_S = 3600.0
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def _distinct(text: str) -> bool:
@@ -124,9 +125,9 @@ class Config(ServiceSettings):
         repr=False,
         description="Secret for keys of the prefix cache, the same for all orchestrators of one Redis; empty: random.",
     )
-    redis_url: str = Field(
-        default="", repr=False, description="Redis in which orchestrators share the prefix cache; empty: none."
-    )
+    redis_url: Annotated[
+        str, Rule("a URL as in redis://HOST:6379/0", lambda url: not url or url.startswith(REDIS_SCHEMES))
+    ] = Field(default="", repr=False, description="Redis in which orchestrators share the prefix cache; empty: none.")
     redis_timeout_ms: Annotated[Milliseconds, LAB] = Field(
         default=30.0, gt=0, description="Time after which a call of Redis counts as failed."
     )

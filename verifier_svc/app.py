@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from coppice.checkpoints.files import one_line
 from coppice.core.errors import CoppiceError
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import Server, first_of, is_loopback, run, stop_signal
@@ -113,6 +114,11 @@ def run_verifier(config: VerifierConfig, certificates: Certificates | None = Non
             tracer = open_tracer("coppice-verifier", os.environ)
         except (CoppiceError, ValueError, OSError) as error:
             logger.error("%s", error)
+            sys.exit(CONFIGURATION_ERROR)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "not enough memory" not in str(error):
+                raise
+            logger.error("no memory for the target and its KV cache (%s): lower KV_CACHE_MIB", one_line(error))
             sys.exit(CONFIGURATION_ERROR)
         try:
             run(lambda: serve(config, target, info, certificates, tracer))

@@ -7,6 +7,7 @@ Failed or interrupted conversions leave nothing that could be taken for a model.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from coppice.checkpoints.bundled import missing_model
 from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpoint
+from coppice.checkpoints.hub import refuse_absent
 from coppice.core.errors import IncompatibleError
 
 CACHE_VARIABLE = "COPPICE_CACHE"
@@ -30,6 +33,8 @@ _KEY_DIGITS = 12
 # Longer than conversions of the largest files; and seconds between looks at a lock.
 _LONGEST_CONVERSION_S = 3600.0
 _LOOK_S = 0.1
+# From which likeness of two names one is taken for a slip in the other.
+_ALIKE = 0.8
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
 
 
@@ -85,17 +90,24 @@ class NotInstalledError(IncompatibleError):
 
 
 def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str:
-    """Checkpoint directory of a GGUF file or a short name, converted if needed; other names are returned unchanged.
+    """Checkpoint directory of a GGUF file or a short name, converted if needed; directories and hub ids as they are.
 
     `tell` gets a line before a conversion. Several processes may ask for the same model at once.
 
     Raises:
         NotInstalledError: the catalogue's model is not installed.
-        IncompatibleError: the file cannot be converted, or the cache cannot be written.
+        IncompatibleError: there is no such model, the file cannot be converted, or the cache cannot be written.
     """
     known = None if Path(model).is_dir() else CATALOGUE.get(model)
     if known is None:
-        return str(_converted(Path(model), Path(model).stem, (), tell)) if is_gguf(model) else model
+        if is_gguf(model):
+            return str(_converted(Path(model), Path(model).stem, (), tell))
+        if missing := missing_model(model):
+            raise IncompatibleError(missing)
+        if not Path(model).exists() and (meant := difflib.get_close_matches(model, CATALOGUE, 1, _ALIKE)):
+            raise IncompatibleError(f"there is no model {model}: did you mean {meant[0]}?")
+        refuse_absent(model)
+        return model
     if (file := known.file()) is None:
         raise NotInstalledError(known)
     files = importlib.metadata.files(known.package) or []

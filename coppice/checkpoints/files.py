@@ -7,11 +7,11 @@ that can be loaded here. Tensors are checked after loading, see `loaded_weights.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coppice.checkpoints.hub import refuse_absent
 from coppice.core.errors import IncompatibleError
 
 # Weights in pickles, or in formats that may embed pickles.
@@ -28,8 +28,6 @@ _PLAIN_NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 _MAX_REASON = 300
-# Form of a hub id; anything else is a path.
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Endings of causal LM classes beyond those listed by the library.
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
@@ -46,7 +44,7 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
     """
     directory = Path(model)
     if not directory.is_dir():
-        _refuse_no_directory(model)
+        refuse_absent(model)
         try:
             config, _ = transformers.PreTrainedConfig.get_config_dict(model)
         except Exception as error:
@@ -135,14 +133,6 @@ def refusal_of(model: str, error: Exception) -> IncompatibleError:
 def is_of_merging(error: Exception) -> bool:
     """Whether the library failed to build the model's tensors from the checkpoint's."""
     return isinstance(error, RuntimeError) and "conversion of the weights" in str(error)
-
-
-def _refuse_no_directory(model: str) -> None:
-    path = Path(model)
-    if path.exists():
-        raise IncompatibleError(f"{model} is a file: MODEL is a directory with config.json and *.safetensors")
-    if not _HUB_ID.fullmatch(model):
-        raise IncompatibleError(f"there is no directory {model}")
 
 
 def _refuse_other_kinds(model: str, directory: Path, weights_file: str) -> None:

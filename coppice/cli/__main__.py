@@ -6,11 +6,27 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli import adapt, bench, chat, conformance, demo, export, generate, models, simulate, token, top, train, up
+from coppice.cli import (
+    adapt,
+    bench,
+    chat,
+    conformance,
+    demo,
+    doctor,
+    export,
+    generate,
+    models,
+    simulate,
+    token,
+    top,
+    train,
+    up,
+)
+from coppice.cli.errors import Commands
 from coppice.kernels.cpu.huge_pages import start_with_huge_pages
 from coppice.version import VERSION
 
-app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
 app.command()(generate.generate)
 app.command()(chat.chat)
@@ -18,6 +34,7 @@ app.command()(demo.demo)
 app.command()(adapt.adapt)
 app.command()(top.top)
 app.command()(models.models)
+app.command()(doctor.doctor)
 app.command()(conformance.conformance)
 app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.core.errors import CoppiceError
+from coppice.cli.errors import INTERRUPTED
 
 
 def adapt(
@@ -37,7 +37,4 @@ def adapt(
         run_plan(AdaptPlan(target, tokens, seed, recipe, TextShape(at_once=at_once)), out)
     except KeyboardInterrupt:
         typer.echo(f"paused; the same command goes on with what is in {out}.state", err=True)
-        raise typer.Exit(130) from None
-    except (CoppiceError, OSError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(INTERRUPTED) from None

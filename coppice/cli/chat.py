@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.child import ChildError
 from coppice.cli.generate import connected
 from coppice.cli.options import (
     DEFAULT_CHAT_TARGET,
@@ -28,7 +27,6 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
-    ending,
     topology_spec,
 )
 from coppice.client import Client, Options, RequestFailedError, Stream
@@ -70,8 +68,7 @@ def chat(
         async with connected(address, secured, token, spec) as client:
             await Conversation(client, options, system, timeout).run()
 
-    with ending(ChildError):
-        asyncio.run(run())
+    asyncio.run(run())
 
 
 class Conversation:

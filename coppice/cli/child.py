@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from coppice.cli.errors import FAILED
+from coppice.core.errors import CoppiceError
+
 KEPT_LINES = 20
+# Records, as `coppice.obs.logs` writes them as text.
+_WARNING = re.compile(r"\S+ \S+ WARNING ")
+_ERROR = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)(?: rank \d+)? \S+: (.*)")
 READY = "ready "
 # A log line longer than this is a dump, and is cut into pieces.
 LINE_LIMIT = 1 << 20
@@ -18,22 +26,37 @@ LINE_LIMIT = 1 << 20
 Echo = Callable[[str], None]
 
 
-class ChildError(Exception):
+class ChildError(CoppiceError):
     """A service did not start, or ended by itself; the message has its last words."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Child:
-    """A service's process. Its stderr goes line by line to `echo`; the last lines are kept for errors."""
+    """A service's process. Its stderr goes line by line to `echo`; the last lines are kept for errors.
+
+    Unless `verbose`, nothing but warnings goes there before it is ready.
+    """
 
     def __init__(
-        self, name: str, module: str, env: Mapping[str, str], echo: Echo | None, arguments: Sequence[str] = ()
+        self,
+        name: str,
+        module: str,
+        env: Mapping[str, str],
+        echo: Echo | None,
+        arguments: Sequence[str] = (),
+        *,
+        verbose: bool = True,
     ) -> None:
         self.name = name
         self.address = ""
-        self._module = module
+        self.module = module
         self._env = dict(env)
         self._arguments = tuple(arguments)
         self._echo = echo
+        self._verbose = verbose
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
@@ -46,7 +69,7 @@ class Child:
             "-m",
             "coppice.cli.tied_process",
             str(os.getpid()),
-            self._module,
+            self.module,
             *self._arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -76,7 +99,7 @@ class Child:
             return self.address
         if ended.done() and not ended.cancelled():
             raise ended.result()
-        raise ChildError(f"{self.name} was not ready within {timeout_s:g} s{self._last_words()}")
+        raise ChildError(f"{self.name} was not ready within {timeout_s:g} s{self._last_word()}")
 
     async def ended(self) -> ChildError:
         """Wait until the process has ended; returns what there is to say about it."""
@@ -84,7 +107,11 @@ class Child:
             return ChildError(f"{self.name} was not started")
         code = await self._process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
-        return ChildError(f"{self.name} ended with exit code {code}{self._last_words()}")
+        if code < 0:
+            return ChildError(f"{self.name} was ended by {signal.Signals(-code).name}{self._last_word()}")
+        if self._ready.done() or not code:
+            return ChildError(f"{self.name} ended with exit code {code}{self._last_word()}", code or FAILED)
+        return ChildError(f"{self.name}{self._last_word() or f' ended with exit code {code}'}", code)
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the process to stop, and kill it when it has not within `timeout_s`."""
@@ -120,8 +147,11 @@ class Child:
 
     def _on_log(self, line: str) -> None:
         self._lines.append(line)
-        if self._echo is not None:
+        # Before it is ready, errors and tracebacks are of its end, which has a line of its own.
+        if self._echo is not None and (self._verbose or self._ready.done() or _WARNING.match(line)):
             self._echo(f"[{self.name}] {line}")
 
-    def _last_words(self) -> str:
-        return "".join(f"\n  [{self.name}] {line}" for line in self._lines)
+    def _last_word(self) -> str:
+        """The last error that it has logged, or else the last line."""
+        said = [match[1] for line in self._lines if (match := _ERROR.match(line))] or list(self._lines)[-1:]
+        return f": {said[-1].removeprefix(f'{self.name}: ')}" if said else ""

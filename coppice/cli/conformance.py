@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.cli.child import ChildError
 from coppice.cli.options import (
     DEFAULT_TARGET,
     Device,
@@ -27,11 +26,9 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
-    ending,
     topology_spec,
 )
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import RequestFailedError
 from coppice.net.tls import ChannelTls
 
 if TYPE_CHECKING:
@@ -88,7 +85,6 @@ def conformance(
     Exit code 1 when a case fails. A case that the deployment cannot run is skipped, with the reason.
     """
     from coppice.lab.conformance.catalogue import cases_like
-    from coppice.lab.conformance.errors import UnsuitableError
 
     cases = cases_like(only or ())
     if not cases:
@@ -103,8 +99,7 @@ def conformance(
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
     show: Callable[[str], None] = (lambda text: None) if as_json else typer.echo
-    with ending(RequestFailedError, ChildError, UnsuitableError):
-        report = asyncio.run(_run(spec or address, secured, token, cases, reference, timeout, show))
+    report = asyncio.run(_run(spec or address, secured, token, cases, reference, timeout, show))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:

@@ -16,8 +16,7 @@ import grpc
 import typer
 
 from coppice.checkpoints.catalogue import CATALOGUE
-from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, ending, topology_spec
+from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, topology_spec
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
 from coppice.completion import Completion
@@ -115,8 +114,7 @@ def demo(
         if target == DEFAULT_TARGET:
             typer.echo(f"{known.what} is not installed: the bundled model of Python code takes its place", err=True)
     spec = topology_spec(target, drafter, device=device, threads=threads)
-    with ending(ChildError, RequestFailedError):
-        comparisons = asyncio.run(_run(spec, prompts, max_tokens))
+    comparisons = asyncio.run(_run(spec, prompts, max_tokens))
     if not all(comparison.is_identical for comparison in comparisons):
         raise typer.Exit(1)
 

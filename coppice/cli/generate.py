@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.child import ChildError
 from coppice.cli.options import (
     DEFAULT_TARGET,
     Device,
@@ -26,12 +25,11 @@ from coppice.cli.options import (
     TlsName,
     Token,
     channel_tls,
-    ending,
     refusing,
     topology_spec,
 )
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_chat_request, build_request
+from coppice.client import ACCEPTANCE, Client, Options, build_chat_request, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
 from coppice.net.tls import ChannelTls
@@ -112,8 +110,7 @@ def generate(
     secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     streams = num_outputs == 1 and not as_json
-    with ending(RequestFailedError, ChildError):
-        completions = asyncio.run(_complete(address, secured, token, spec, request, timeout, streams=streams))
+    completions = asyncio.run(_complete(address, secured, token, spec, request, timeout, streams=streams))
     if as_json:
         answer = completions[0].as_json() if num_outputs == 1 else outputs_json(completions)
         typer.echo(json.dumps(answer, ensure_ascii=False))

@@ -13,8 +13,8 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import CATALOGUE
-from coppice.cli.options import ending
-from coppice.core.errors import CoppiceError
+from coppice.cli.errors import require_extra
+from coppice.cli.options import here, refusing
 
 MIB = 1 << 20
 
@@ -43,8 +43,9 @@ def models(
     Any other checkpoint directory, GGUF file or hub id can be a target, too. The prefix cache drafts for every target.
     """
     if check:
-        with ending(CoppiceError, OSError, ValueError):
-            described = checked(check)
+        require_extra("drafter")
+        with refusing("--check", ValueError):
+            described = checked(here(check, "--check"))
         typer.echo(json.dumps(described) if as_json else "\n".join(f"{k:18} {v}" for k, v in described.items()))
         return
     found = [*catalogued(), *bundled(MODELS)]

@@ -17,10 +17,14 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import NotInstalledError, local_model
+from coppice.checkpoints.files import read_object
+from coppice.cli.errors import require_extra
 from coppice.cli.topology import NO_DRAFTER, TopologySpec, parse_drafters
 from coppice.core.errors import IncompatibleError
+from coppice.core.tokenizer import fingerprint
 from coppice.net.certificates import Certificates
 from coppice.net.tls import ChannelTls, TlsError
+from coppice.settings import is_address
 
 Target = Annotated[
     str,
@@ -68,16 +72,6 @@ AUTO, OFF = "auto", "off"
 
 
 @contextlib.contextmanager
-def ending(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with exit code 1 and one line on stderr where one of these errors comes."""
-    try:
-        yield
-    except errors as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
-
-
-@contextlib.contextmanager
 def refusing(option: str | None, *errors: type[Exception]) -> Iterator[None]:
     """Raise typer.BadParameter in place of these errors; `option` is to blame, or the one that the error names."""
     try:
@@ -90,6 +84,7 @@ def topology_spec(
     target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0, space: str = AUTO
 ) -> TopologySpec:
     """What the options describe. Raises typer.BadParameter if they describe nothing that can be run."""
+    require_extra("drafter")
     with refusing("--drafter", ValueError):
         if not drafters and target != DEFAULT_TARGET:
             drafters = fitting_drafters(target) or [NO_DRAFTER]
@@ -97,6 +92,9 @@ def topology_spec(
     require_device(device)
     target = here(target, "--target")
     parsed = tuple(replace(one, model=here(one.model, "--drafter")) for one in parsed)
+    for one in parsed:
+        with refusing("--drafter", IncompatibleError):
+            refuse_foreign_tokenizer(Path(target), Path(one.model))
     adapter = space_adapter(space, target, has_drafter=bool(parsed))
     return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads, space=adapter)
 
@@ -123,6 +121,23 @@ def here(model: str, option: str) -> str:
         return local_model(known.name, tell)
 
 
+def refuse_foreign_tokenizer(target: Path, drafter: Path) -> None:
+    """Refuse a drafter with another tokenizer than the target's, where both are in files; services compare the others.
+
+    Raises:
+        IncompatibleError: the tokenizers differ.
+    """
+    files = [directory / "tokenizer.json" for directory in (target, drafter)]
+    if not all(file.is_file() for file in files):
+        return
+    own, other = (fingerprint(file.read_bytes()) for file in files if read_object(file))
+    if own != other:
+        raise IncompatibleError(
+            f"{drafter} has another tokenizer than {target}: it drafts for another target. `coppice models` lists "
+            "drafters that fit, and `none` needs none"
+        )
+
+
 def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
     """The adapter that verifiers get, empty for none; None leaves it to their environment.
 
@@ -144,6 +159,8 @@ def channel_tls(address: str, tls: bool, ca: str, cert: str, key: str, name: str
 
     Raises typer.BadParameter if they do not fit together, a file cannot be used, or there is no address to speak to.
     """
+    if address and not (is_address(address) or address.startswith("unix:")):
+        raise typer.BadParameter(f"must be HOST:PORT, got {address!r}", param_hint="--address")
     if not (tls or ca or cert or key or name):
         return None
     if not address:

@@ -7,12 +7,16 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from coppice.checkpoints.bundled import MODELS, missing_model
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.child import Child, ChildError, Echo
+from coppice.cli.errors import WRONG
+from coppice.settings import LAB, LAB_VARIABLE, lab_overrides
 
 # A foreign checkpoint may have to be downloaded first.
 START_TIMEOUT_S = 600.0
@@ -20,6 +24,7 @@ START_TIMEOUT_S = 600.0
 GRACE_S = 10.0
 STOP_TIMEOUT_S = 15.0
 LOCAL = "127.0.0.1"
+BACK_ENDS = ("verifier_svc", "drafter_svc")
 DEFAULT_KIND = "small-lm"
 DRAFTER_NICENESS = "10"
 NO_DRAFTER = "none"
@@ -36,11 +41,16 @@ class DrafterSpec:
     def parse(cls, text: str) -> DrafterSpec:
         """From KIND or KIND=PATH_OR_HUB_ID; without a checkpoint, the bundled one of that kind.
 
-        Raises ValueError if there is no kind.
+        Raises ValueError if there is no such kind.
         """
+        # Where the command line is a client alone, drafters are not installed.
+        from drafter_svc.drafters.kinds import KINDS
+
         kind, _, model = text.partition("=")
-        if not kind:
-            raise ValueError(f"a drafter is KIND or KIND=PATH_OR_HUB_ID, got {text!r}")
+        if kind not in KINDS:
+            raise ValueError(
+                f"a drafter is KIND or KIND=PATH_OR_HUB_ID, with a kind of {', '.join(KINDS)}; got {text!r}"
+            )
         return cls(kind, model or str(MODELS / kind))
 
 
@@ -101,7 +111,6 @@ def tls_files(directory: str) -> dict[str, str]:
 
 def lab_moved(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of a service, with settings that are for measurements in COPPICE_LAB, as services want them."""
-    from coppice.settings import LAB, LAB_VARIABLE, lab_overrides
     from drafter_svc.config import DrafterConfig
     from orchestrator.config import Config
     from verifier_svc.config import VerifierConfig
@@ -116,9 +125,10 @@ def lab_moved(env: Mapping[str, str]) -> dict[str, str]:
 class Topology:
     """Running services; `address` is the orchestrator's, and the others are known once it serves."""
 
-    def __init__(self, spec: TopologySpec, echo: Echo | None = None) -> None:
+    def __init__(self, spec: TopologySpec, echo: Echo | None = None, *, verbose: bool = True) -> None:
         self._spec = spec
         self._echo = echo
+        self._verbose = verbose
         # In the order in which they were started.
         self._children: list[Child] = []
         self._metrics_ports = itertools.count(spec.metrics_port) if spec.metrics_port else itertools.repeat(0)
@@ -135,16 +145,19 @@ class Topology:
     async def start(self) -> None:
         """Start every service and wait until the orchestrator, and the gateway if there is one, serves.
 
-        Raises ChildError if one of them did not start (the message has its last words), or a bundled model is missing.
+        Raises ChildError if a setting is wrong, a port is taken, or one of them did not start: with its last words.
         """
-        for model in (self._spec.target, *(drafter.model for drafter in self._spec.drafters)):
-            if missing := missing_model(model):
-                raise ChildError(missing)
+        spec = self._spec
+        served = 1 + spec.verifiers + len(spec.drafters)
+        metrics = range(spec.metrics_port, spec.metrics_port + served) if spec.metrics_port else ()
+        for port in filter(None, (spec.port, spec.http_port, *metrics)):
+            refuse_taken(port)
         if self._spec.colocated:
-            name = "coppice"
-            self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(
-                START_TIMEOUT_S
-            )
+            from coppice.colocated.config import ColocatedConfig
+
+            env = self._colocated_env()
+            check_settings("coppice", ColocatedConfig, env)
+            self.address = await (await self._launch("coppice", "coppice.colocated", env)).ready(START_TIMEOUT_S)
         else:
             await self._start_services()
         if self._spec.http_port:
@@ -152,18 +165,28 @@ class Topology:
             self.http_address = await gateway.ready(START_TIMEOUT_S)
 
     async def _start_services(self) -> None:
+        from drafter_svc.config import DrafterConfig
+        from orchestrator.config import Config
+        from verifier_svc.config import VerifierConfig
+
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
-        verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
-        drafters = [
-            await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
+        back_ends: list[tuple[str, str, Any, dict[str, str]]]
+        back_ends = [(name, "verifier_svc", VerifierConfig, self._verifier_env()) for name in names]
+        back_ends += [
+            (f"drafter {drafter.kind}", "drafter_svc", DrafterConfig, self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
-        await _all_ready([*verifiers, *drafters])
-        self.verifier_addresses = tuple(child.address for child in verifiers)
-        self.drafter_addresses = tuple(child.address for child in drafters)
         env = {**self._spec.env, **metrics, **self._front_tls_env(), **self._orchestrator_env()}
+        # All before the first starts: models take long to load.
+        check_settings("orchestrator", Config, {"VERIFIER_ADDRESS": f"{LOCAL}:1", **env})
+        for name, _, settings, own in back_ends:
+            check_settings(name, settings, own)
+        children = [await self._launch(name, module, own) for name, module, _, own in back_ends]
+        await _all_ready(children)
+        self.verifier_addresses = tuple(child.address for child in children[:count])
+        self.drafter_addresses = tuple(child.address for child in children[count:])
         self.address = await self._launch_orchestrator("orchestrator", env)
 
     async def add_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
@@ -191,10 +214,16 @@ class Topology:
             for wait in waits:
                 wait.cancel()
 
-    async def stop(self) -> None:
-        """Stop every service, the orchestrator first, so that running requests can finish."""
-        while self._children:
-            await self._children.pop().stop(STOP_TIMEOUT_S)
+    async def stop(self, front_s: float = STOP_TIMEOUT_S, back_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop what clients call first, so that running requests can finish, and then the back ends together.
+
+        Each in front has `front_s` until it is killed, the back ends `back_s`.
+        """
+        children, self._children = self._children, []
+        for child in reversed(children):
+            if child.module not in BACK_ENDS:
+                await child.stop(front_s)
+        await asyncio.gather(*(child.stop(back_s) for child in reversed(children) if child.module in BACK_ENDS))
 
     async def _launch_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
         back_ends = {
@@ -207,7 +236,9 @@ class Topology:
         return await orchestrator.ready(START_TIMEOUT_S)
 
     async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:
-        child = Child(name, module, lab_moved(env), self._echo)
+        if self._echo is not None and not self._children:
+            self._echo(f"loading {Path(self._spec.target).name} ...")
+        child = Child(name, module, lab_moved(env), self._echo, verbose=self._verbose)
         self._children.append(child)
         await child.start()
         return child
@@ -267,6 +298,25 @@ class Topology:
         # On one machine drafters share the target's cores, and step back for it.
         own = {"DRAFTER_KIND": drafter.kind, "TARGET_MODEL": self._spec.target, "NICENESS": DRAFTER_NICENESS}
         return {**self._model_env(drafter.model), **own}
+
+
+def check_settings(name: str, settings: Any, env: Mapping[str, str]) -> None:
+    """Raise ChildError if a service would refuse its environment, which `settings` reads."""
+    try:
+        settings.from_env({**os.environ, **lab_moved(env)})
+    except ValueError as error:
+        raise ChildError(f"{name}: {error}", WRONG) from error
+
+
+def refuse_taken(port: int) -> None:
+    """Raise ChildError if a port of this machine cannot be listened at."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOCAL, port))
+        except OSError as error:
+            hint = "it needs root" if isinstance(error, PermissionError) else "take another one, or end what has it"
+            raise ChildError(f"port {port} cannot be had ({error.strerror}): {hint}", WRONG) from error
 
 
 def _given(**settings: object) -> dict[str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +10,6 @@ from typing import Annotated
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.core.errors import CoppiceError
 from coppice.kernels.cpu.openmp import set_spin_count
 
 app = typer.Typer(
@@ -35,8 +32,7 @@ def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
     from coppice.training.corpus import read_corpus
     from coppice.training.tokenizer import train_tokenizer
 
-    with training(corpus) as roots:
-        train_tokenizer(read_corpus(roots), out)
+    train_tokenizer(read_corpus(roots_of(corpus)), out)
 
 
 @app.command()
@@ -54,8 +50,7 @@ def target(
     set_threads(threads)
     from verifier_svc.training.target import TargetRecipe, train_target
 
-    with training(corpus) as roots:
-        train_target(roots, tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
+    train_target(roots_of(corpus), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
 
 
 @app.command("small-lm")
@@ -77,8 +72,7 @@ def small_lm(
     recipe = SmallLmRecipe(
         steps=steps, fresh_cycles=fresh_cycles, fresh_steps=fresh_steps, sample_rows=samples, seed=seed
     )
-    with training(corpus) as roots:
-        train_small_lm(roots, target_dir, out, recipe)
+    train_small_lm(roots_of(corpus), target_dir, out, recipe)
 
 
 TargetDir = Annotated[Path, typer.Option("--target")]
@@ -117,8 +111,7 @@ def _block_command(kind: str, text: str) -> None:
             layers_alone=layers_alone,
             seed=seed,
         )
-        with training(corpus) as roots:
-            block_run.train_block_drafter(roots, target_dir, start, out, objective(recipe))
+        block_run.train_block_drafter(roots_of(corpus), target_dir, start, out, objective(recipe))
 
     app.command(kind, help=text)(train)
 
@@ -149,8 +142,7 @@ def boost(
     from drafter_svc.training.boost import BoostRecipe, train_boost
 
     recipe = BoostRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
-    with training(corpus) as roots:
-        train_boost(roots, target_dir, start, out, num, recipe)
+    train_boost(roots_of(corpus), target_dir, start, out, num, recipe)
 
 
 @app.command()
@@ -183,8 +175,7 @@ def space(
         corpus_rows=corpus_rows,
         seed=seed,
     )
-    with training(corpus) as roots:
-        train_space(roots, target_dir, out, recipe)
+    train_space(roots_of(corpus), target_dir, out, recipe)
 
 
 @app.command("early-exit")
@@ -203,20 +194,14 @@ def early_exit(
     from verifier_svc.training.early_exit import EarlyExitRecipe, train_early_exit
 
     recipe = EarlyExitRecipe(layer=layer, rank=rank, steps=steps, seed=seed)
-    with training(corpus) as roots:
-        train_early_exit(roots, target_dir, out, recipe)
+    train_early_exit(roots_of(corpus), target_dir, out, recipe)
 
 
-@contextlib.contextmanager
-def training(corpus: list[Path] | None) -> Iterator[list[Path]]:
-    """Roots of the corpus. What the user can mend is reported in one line, not as a traceback."""
+def roots_of(corpus: list[Path] | None) -> list[Path]:
+    """Directories that are given, or the default ones."""
     from coppice.training.corpus import default_roots
 
-    try:
-        yield corpus or default_roots()
-    except (CoppiceError, OSError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error
+    return corpus or default_roots()
 
 
 def set_threads(threads: int) -> None:

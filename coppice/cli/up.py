@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.child import ChildError
+from coppice.cli.doctor import redis_at
+from coppice.cli.errors import require_extra
 from coppice.cli.options import (
     AUTO,
     DEFAULT_TARGET,
@@ -23,9 +32,15 @@ from coppice.cli.options import (
     topology_spec,
 )
 from coppice.cli.topology import Topology, TopologySpec, tls_files
+from coppice.client import Client, RequestFailedError
 from coppice.net.certificates import Certificates
-from coppice.net.rpc import stop_signal
 from coppice.net.tls import ChannelTls, TlsError
+from coppice.v1 import sampling_pb2
+
+# What each service in front, and then the back ends, have after Ctrl-C: 3 s in all.
+INTERRUPTED_S = (0.8, 1.2)
+# Of the answer that says what is served.
+INFO_S = 2.0
 
 
 def up(
@@ -71,14 +86,21 @@ def up(
     colocated: Annotated[
         bool, typer.Option("--colocated", help="All services in one process; only the public API has a port.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what services log (LOG_LEVEL), not their warnings alone.")
+    ] = False,
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes, or as one, until SIGTERM or Ctrl-C.
 
-    Prints `ready 127.0.0.1:PORT` once the orchestrator serves, after the address of HTTP if that is served. Ends with
-    code 1 and the reason when a service does not start or ends by itself.
+    Prints `ready 127.0.0.1:PORT` once the orchestrator serves, after the address of HTTP if that is served; what is
+    served goes to stderr. SIGTERM lets running requests finish, Ctrl-C does not. Ends with code 2 and the reason when
+    something has to be changed, 1 when a service ends by itself.
     """
     require_tls(tls)
-    require_gateway(http_port)
+    if http_port:
+        require_extra("gateway", "--http-port")
+    if redis:
+        require_extra("redis", "--redis")
     if rounds not in ("", "asynchronous", "synchronous"):
         raise typer.BadParameter(f"must be asynchronous or synchronous, got {rounds!r}", param_hint="--rounds")
     # What a process holds only a part of cannot be adapted.
@@ -96,9 +118,12 @@ def up(
             rounds=rounds,
             colocated=colocated,
         )
-    if error := asyncio.run(serve(spec)):
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1)
+    if redis.startswith("redis") and (answer := redis_at(redis)).state == "off":
+        typer.echo(f"coppice: no Redis at {answer.found}; {answer.advice} until there is one", err=True)
+    if not verbose:
+        os.environ.setdefault("LOG_LEVEL", "WARNING")
+    if error := asyncio.run(serve(spec, partial(expected_gain, target, bool(drafter)), verbose=verbose)):
+        raise error
 
 
 def require_tls(directory: str) -> None:
@@ -108,34 +133,60 @@ def require_tls(directory: str) -> None:
             Certificates(ChannelTls(**tls_files(directory)))
 
 
-def require_gateway(http_port: int) -> None:
-    """Raise typer.BadParameter if HTTP is asked for, and the packages that serve it are not installed."""
-    if http_port and not all(map(importlib.util.find_spec, ("starlette", "uvicorn", "httptools"))):
-        raise typer.BadParameter("needs coppice[gateway], which is not installed", param_hint="--http-port")
-
-
-async def serve(spec: TopologySpec) -> ChildError | None:
+async def serve(spec: TopologySpec, expected: Callable[[], str], *, verbose: bool) -> ChildError | None:
     """Run a topology until the process is asked to stop; returns the error that ended it before that."""
-    topology = Topology(spec, echo=lambda line: typer.echo(line, err=True))
-    stopped = asyncio.create_task(stop_signal())
-    running = asyncio.create_task(_run(topology))
+    topology = Topology(spec, echo=lambda line: typer.echo(line, err=True), verbose=verbose)
+    told, interrupted = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    waits = [asyncio.create_task(wait) for wait in (_run(topology, spec, expected), told.wait(), interrupted.wait())]
     try:
-        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
-        return running.result() if running.done() else None
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return waits[0].result() if waits[0].done() else None  # type: ignore[return-value]
     finally:
-        for task in (stopped, running):
-            task.cancel()
-        await asyncio.gather(stopped, running, return_exceptions=True)
-        await topology.stop()
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        await (topology.stop(*INTERRUPTED_S) if interrupted.is_set() else topology.stop())
 
 
-async def _run(topology: Topology) -> ChildError:
+async def _run(topology: Topology, spec: TopologySpec, expected: Callable[[], str]) -> ChildError:
     try:
         await topology.start()
     except ChildError as error:
         return error
+    typer.echo(await described(topology, spec), err=True)
+    typer.echo(f"gain      {expected()}", err=True)
     if topology.http_address:
         scheme = "https" if topology.tls else "http"
         typer.echo(f"OpenAI's API at {scheme}://{topology.http_address}/v1")
     typer.echo(f"ready {topology.address}")
     return await topology.failed()
+
+
+async def described(topology: Topology, spec: TopologySpec) -> str:
+    """What is served, by the orchestrator's own word where it gives it to anybody, in two lines."""
+    tls = ChannelTls(ca=tls_files(spec.tls)["ca"]) if spec.tls else None
+    sources = [drafter.kind for drafter in spec.drafters]
+    served = ""
+    with contextlib.suppress(RequestFailedError):
+        async with Client(topology.address, token=os.environ.get("COPPICE_TOKEN", ""), tls=tls) as client:
+            info = await client.model_info(INFO_S)
+        numbers = info.dtype if info.quantization == "none" else f"{info.quantization} weights"
+        exactness = sampling_pb2.Exactness.Name(info.exactness).removeprefix("EXACTNESS_").lower()
+        served = f": {numbers}, {exactness}, {info.max_context_tokens} tokens of context"
+        sources = list(info.sources)
+    return f"target    {Path(spec.target).name}{served}\ndrafters  {', '.join(sources) or 'none'}"
+
+
+def expected_gain(target: str, has_own_drafters: bool, results: Path = MODELS.parent / "results") -> str:
+    """What speculation has gained with the default drafters of a target, by the reports of `coppice bench latency`."""
+    for path in () if has_own_drafters else (results / "latency.json", *sorted(results.glob("*/latency.json"))):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            report = json.loads(path.read_text())
+            machine, at_0, at_1 = report["machine"], report["ratios"]["on/off"], report["ratios"]["on/off@T1"]
+            if Path(report["settings"]["target"]).name == Path(target).name:
+                where = f"one stream, {machine['cpu']}, {machine['usable_cores']} cores"
+                return f"x{at_0:.1f} at temperature 0 and x{at_1:.1f} at 1 where it was measured ({where})"
+    return "not measured for this pair; drafting stops where it does not pay"

@@ -86,7 +86,7 @@ def test_the_command_says_its_version(python: list[str], installed: Path, tmp_pa
 @pytest.mark.parametrize("command", ["up", "generate --prompt x"])
 def test_it_says_where_the_bundled_models_are(python: list[str], tmp_path: Path, command: str) -> None:
     done = run(*python, "-m", "coppice.cli", *command.split(), cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "there is no bundled model at" in done.stderr
     assert "set COPPICE_MODELS" in done.stderr
 

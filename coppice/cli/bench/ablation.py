@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.options import finish, run_or_exit
+from coppice.cli.bench.options import finish
 from coppice.cli.options import Threads, refusing
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
@@ -162,7 +163,7 @@ def ablation(
         minutes = f"{total * length / TOKENS_PER_S / 60:.0f} minutes at {TOKENS_PER_S} tokens/s"
         typer.echo(f"{total} completions: {minutes}, and the start", err=True)
         spec = TopologySpec(str(target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
-        report = run_or_exit(measure_on(spec, partial(start_services, groups=groups), in_the_pass))
+        report = asyncio.run(measure_on(spec, partial(start_services, groups=groups), in_the_pass))
         finish(report, in_pass.shown(report), out)
         return
     most, chosen_parts = nodes or Config.model_fields["max_nodes"].default, opt.choose_parts(parts, of_drafters.PARTS)
@@ -171,7 +172,7 @@ def ablation(
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     ablated = partial(of_drafters.measure_drafters, setup, drafters, groups, most, form)
     spec = TopologySpec(str(target), (), threads=threads)
-    finish(run_or_exit(measure_on(spec, partial(start_services, groups=groups), ablated)), of_drafters.SHOWN, out)
+    finish(asyncio.run(measure_on(spec, partial(start_services, groups=groups), ablated)), of_drafters.SHOWN, out)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,8 @@ import typer
 from coppice.checkpoints.bundled import fitting_drafters
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.options import explained, finish, measure_or_exit, run_or_exit
-from coppice.cli.options import Device, Threads, ending, refusing, require_device, topology_spec
+from coppice.cli.bench.options import finish, measured
+from coppice.cli.options import Device, Threads, refusing, require_device, topology_spec
 from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def latency(
 
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = LatencySuite(setup, small_lm)
-    report = run_or_exit(measure_latency(suite, spec, chosen_forms, chosen_precisions))
+    report = asyncio.run(measure_latency(suite, spec, chosen_forms, chosen_precisions))
     if chosen_forms:
         draw(report, [PANEL], out / "forms.png")
     finish(report, SHOWN, out)
@@ -153,8 +154,7 @@ def passes(
 
     from coppice.lab.bench.passes import SHOWN, PassesPlan, measure_passes
 
-    with explained():
-        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto", dtype)
+    report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto", dtype)
     finish(report, SHOWN, out)
 
 
@@ -171,8 +171,7 @@ def sampling(
 
     from coppice.lab.bench.sampling import SHOWN, SamplingPlan, measure_sampling
 
-    with explained():
-        report = measure_sampling(SamplingPlan(vocabs, sizes, repeats, seed), opt.num_threads(threads))
+    report = measure_sampling(SamplingPlan(vocabs, sizes, repeats, seed), opt.num_threads(threads))
     finish(report, SHOWN, out)
 
 
@@ -199,7 +198,7 @@ def throughput(
 
     spec = opt.topology(target, drafter, threads)
     setup = opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed)
-    finish(measure_or_exit(partial(measure_throughput, setup, levels), spec), SHOWN, out)
+    finish(measured(partial(measure_throughput, setup, levels), spec), SHOWN, out)
 
 
 def load(
@@ -253,7 +252,7 @@ def load(
     plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
     setup = opt.setup(target, chosen, threads, runs, longest, (temperature,), seed)
     suite = LoadSuite(setup, plan, shortest)
-    finish(measure_or_exit(suite.run, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
+    finish(measured(suite.run, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
@@ -315,7 +314,7 @@ def overload(
     bounds = max_token_ms, token_ratio, max_queue_wait_s
     plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets, *bounds)
     setup = opt.setup(target, chosen, threads, runs, longest, (0.0,), seed)
-    finish(run_or_exit(measure_overload(setup, plan, opt.topology(target, drafter, threads))), SHOWN, out)
+    finish(asyncio.run(measure_overload(setup, plan, opt.topology(target, drafter, threads))), SHOWN, out)
 
 
 def overhead(
@@ -331,8 +330,7 @@ def overhead(
 
     from coppice.lab.bench.overhead.suite import SHOWN, OverheadPlan, measure_overhead
 
-    with explained():
-        report = measure_overhead(OverheadPlan(levels, nodes, passes, rounds, seed))
+    report = measure_overhead(OverheadPlan(levels, nodes, passes, rounds, seed))
     finish(report, SHOWN, out)
 
 
@@ -369,8 +367,7 @@ def profile(
     chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
     suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
     spec = opt.topology(target, drafter, threads)
-    with explained():
-        report, loads = suite.reports(*run_or_exit(suite.run(spec)))
+    report, loads = suite.reports(*asyncio.run(suite.run(spec)))
     # What took minutes to measure is kept whatever comes of the prediction.
     write_json(report, out / "profile.json")
     if loads is not None:
@@ -435,7 +432,7 @@ def cache(
     temperatures = opt.choose_temperatures(temperature)
     setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
     measure = partial(measure_cache, setup, workload, settings(one.kind for one in spec.drafters))
-    report = run_or_exit(measure_on_services(measure, spec))
+    report = asyncio.run(measure_on_services(measure, spec))
     finish(report, SHOWN, out)
     if report["ratios"]["failed-requests"]:
         raise typer.Exit(1)
@@ -461,7 +458,7 @@ def timeline(
     from coppice.lab.bench.timeline.suite import measure_timeline
 
     setup = opt.setup(target, chosen, threads, 1, max_tokens, (temperature,), seed)
-    finish(*run_or_exit(measure_timeline(setup, spec, rounds)), out)
+    finish(*asyncio.run(measure_timeline(setup, spec, rounds)), out)
 
 
 def report(
@@ -473,6 +470,6 @@ def report(
     """Write a Markdown page for each JSON file of results: machine, versions, command, ratios and rows."""
     from coppice.lab.bench.results_pages import write_pages
 
-    with ending(OSError, ValueError):
+    with refusing("--results", OSError, ValueError):
         written = write_pages(results, out)
     typer.echo(f"wrote {len(written)} files to {out}")

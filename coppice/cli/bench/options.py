@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.cli.options import ending, here, refusing
+from coppice.cli.options import here, refusing
 from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, TopologySpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from coppice.lab.bench.comparison import Setup
     from coppice.lab.bench.prompts import Prompt
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, TypeVar
-
-from coppice.cli.child import ChildError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from coppice.lab.bench.harness.report import Report, Shown
@@ -184,33 +181,17 @@ def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:
     return temperatures
 
 
-Result = TypeVar("Result")
-
-
 def topology(target: Path, drafter: str, threads: int) -> TopologySpec:
     """A target and one drafter, or none; raises typer.BadParameter where `--drafter` says nothing."""
     drafters = () if drafter == NO_DRAFTER else (drafter_spec(drafter),)
     return TopologySpec(str(target), drafters, threads=threads)
 
 
-def measure_or_exit(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
-    """The report of services as `spec` says, given their address, or exit code 1 and a line that says why not."""
+def measured(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
+    """The report of services as `spec` says, given their address."""
     from coppice.lab.bench.services import measure_on, start_all
 
-    return run_or_exit(measure_on(spec, start_all, measure))
-
-
-def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
-    """The report of a measurement, or exit code 1 with a line that says why there is none."""
-    with explained():
-        return asyncio.run(measuring)
-
-
-def explained() -> contextlib.AbstractContextManager[None]:
-    """An error of the benchmark or of a service is one line on stderr and exit code 1."""
-    from coppice.lab.bench.harness.experiment import BenchmarkError
-
-    return ending(BenchmarkError, ChildError)
+    return asyncio.run(measure_on(spec, start_all, measure))
 
 
 def finish(report: Report, shown: Shown, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coppice.core.errors import CoppiceError
 from coppice.v1.inference_pb2 import GenerateRequest
 
 
@@ -34,5 +35,5 @@ class SkippedError(Exception):
     """This deployment cannot run the case; the message says why."""
 
 
-class UnsuitableError(Exception):
+class UnsuitableError(CoppiceError):
     """The suite can say nothing about this deployment."""

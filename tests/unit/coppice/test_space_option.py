@@ -25,7 +25,7 @@ def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_bundled_target_drafts_for_itself_where_nobody_else_does(bundled: Path) -> None:
     assert topology_spec(DEFAULT_TARGET, [NO_DRAFTER]).space == str(bundled)
     assert topology_spec(DEFAULT_TARGET, None).space is None
-    assert topology_spec("another", [NO_DRAFTER]).space is None
+    assert topology_spec(str(bundled), [NO_DRAFTER]).space is None
     assert topology_spec(DEFAULT_TARGET, [NO_DRAFTER], space=OFF).space == ""
 
 

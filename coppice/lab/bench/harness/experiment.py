@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from coppice.core.errors import CoppiceError
+
 Arm = TypeVar("Arm")
 Load = TypeVar("Load")
 Sample = TypeVar("Sample")
@@ -21,7 +23,7 @@ Sample = TypeVar("Sample")
 ByRun = dict[str, list[float]]
 
 
-class BenchmarkError(Exception):
+class BenchmarkError(CoppiceError):
     """A benchmark that cannot go on: the message says why."""
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.cli import topology as cli_topology
+from coppice.cli.__main__ import app
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.lab.bench import services
@@ -74,7 +75,7 @@ def test_a_failing_server_is_one_line_and_exit_code_1(
 ) -> None:
     serve_at(monkeypatch, server)
     arguments = [*_latency_arguments(tiny_target, tmp_path), "--temperature", "2"]
-    result = CliRunner().invoke(bench.app, arguments)
+    result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 1
     assert "coppice: coppice-off: INVALID_ARGUMENT: too hot" in result.output
 
@@ -83,7 +84,7 @@ def test_a_service_that_dies_ends_the_benchmark(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve_at(monkeypatch, server, ChildError("drafter small-lm ended with exit code 1"))
-    result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
+    result = CliRunner().invoke(app, ["bench", *_latency_arguments(tiny_target, tmp_path)])
     assert result.exit_code == 1
     assert "coppice: drafter small-lm ended with exit code 1" in result.output
     assert not (tmp_path / "out").exists()

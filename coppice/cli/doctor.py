@@ -1,0 +1,192 @@
+"""`coppice doctor`: what this machine has, and what of it would be slow or refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import typer
+
+from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.catalogue import cache_directory
+from coppice.cli.child import ChildError
+from coppice.cli.errors import EXTRAS, FAILED, missing_extra
+from coppice.cli.topology import refuse_taken
+from coppice.kernels.cpu.huge_pages import ASKING, MODE_FILE
+from coppice.version import VERSION
+
+GIB = 1 << 30
+# A target, a drafter and what they compile; of the bundled models.
+NEEDED_MEMORY_GIB = 3.0
+NEEDED_DISK_GIB = 1.0
+BUSY_LOAD_PER_CORE = 0.5
+ANSWER_S = 1.0
+REDIS_URL = "redis://127.0.0.1:6379/0"
+
+State = Literal["ok", "slow", "refused", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `refused`: nothing is served without it; `off`: a feature that is not there."""
+
+    what: str
+    state: State
+    found: str
+    # Empty where there is nothing to do.
+    advice: str = ""
+
+
+def doctor(
+    port: Annotated[list[int] | None, typer.Option(help="A port you want; repeatable. Default: 50050, 8000.")] = None,
+    redis: Annotated[str, typer.Option(envvar="REDIS_URL", help="Redis that is wanted.")] = REDIS_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Check this machine: processor, memory, threads, huge pages, disk, ports, Redis, GPU, versions.
+
+    Exit code 1 where `coppice up` would be refused.
+    """
+    found = [*packages(), *processor(), *memory(), *disk(), *ports(port or [50050, 8000]), redis_at(redis), gpu()]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found]))
+    else:
+        for one in found:
+            typer.echo(f"{one.state:8} {one.what:12} {one.found}{f'; {one.advice}' if one.advice else ''}")
+    if any(one.state == "refused" for one in found):
+        raise typer.Exit(FAILED)
+
+
+def packages() -> Iterator[Finding]:
+    """Versions, and the extras that are not installed."""
+    versions = [f"coppice {VERSION}", f"Python {platform.python_version()}"]
+    for name in ("grpcio", "torch", "transformers", "numba"):
+        if importlib.util.find_spec({"grpcio": "grpc"}.get(name, name)):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    yield Finding("versions", "ok", ", ".join(versions))
+    for extra, modules in EXTRAS.items():
+        if missing := [module for module in modules if importlib.util.find_spec(module) is None]:
+            yield Finding(extra, "refused" if extra == "drafter" else "off", missing_extra(extra, missing[0]))
+    if not (MODELS / "target").is_dir():
+        yield Finding("models", "off", f"no bundled models in {MODELS}", "set COPPICE_MODELS, or give --target")
+
+
+def processor() -> Iterator[Finding]:
+    """Cores, threads and instructions."""
+    from coppice.lab.bench.environment import describe_machine
+
+    machine = describe_machine()
+    cores, load = quota_of(machine["usable_cores"]), machine["load_average_1m"]
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    yield Finding("processor", "ok" if cores > 1 else "slow", f"{machine['cpu']}, {cores} usable cores")
+    if load > BUSY_LOAD_PER_CORE * cores:
+        yield Finding("load", "slow", f"{load:.1f} processes on {cores} cores already", "measure when it is idle")
+    if threads.isdecimal() and int(threads) < cores:
+        yield Finding("threads", "slow", f"OMP_NUM_THREADS={threads}, of {cores} cores", "unset it, or give --threads")
+    features = set(next(_lines("/proc/cpuinfo", "flags"), "").split())
+    if not features:
+        yield Finding("instructions", "ok", f"{platform.machine()}: not known before a start")
+        return
+    for flag, what in (
+        ("avx512f", "compiled layers and samplers"),
+        ("avx512_bf16", "bfloat16 products of the target"),
+        ("avx512_vnni", "8-bit products of drafters"),
+    ):
+        state: State = "ok" if flag in features else "slow"
+        yield Finding("instructions", state, f"{'has' if state == 'ok' else 'no'} {flag}, for {what}")
+
+
+def memory() -> Iterator[Finding]:
+    """Memory that is free, and its pages."""
+    kib = next(_lines("/proc/meminfo", "MemAvailable"), "").split()
+    if kib:
+        free = int(kib[0]) * 1024 / GIB
+        state: State = "ok" if free >= NEEDED_MEMORY_GIB else "slow"
+        advice = "" if state == "ok" else f"the bundled models take about {NEEDED_MEMORY_GIB:g} GiB"
+        yield Finding("memory", state, f"{free:.1f} GiB available", advice)
+    if MODE_FILE.is_file():
+        mode = MODE_FILE.read_text().strip()
+        good = ASKING in mode or "[always]" in mode
+        advice = "" if good else f"echo madvise > {MODE_FILE}"
+        yield Finding("huge pages", "ok" if good else "slow", mode, advice)
+
+
+def disk() -> Iterator[Finding]:
+    """Room for converted models and compiled code."""
+    place = cache_directory()
+    existing = next(path for path in (place, *place.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free / GIB
+    if not os.access(existing, os.W_OK):
+        yield Finding("disk", "slow", f"{place} cannot be written", "set COPPICE_CACHE")
+    elif free < NEEDED_DISK_GIB:
+        yield Finding("disk", "slow", f"{free:.1f} GiB free at {place}", "set COPPICE_CACHE to another disk")
+    else:
+        yield Finding("disk", "ok", f"{free:.0f} GiB free at {place}")
+
+
+def ports(wanted: list[int]) -> Iterator[Finding]:
+    """Whether ports can be listened at."""
+    for port in wanted:
+        try:
+            refuse_taken(port)
+        except ChildError as error:
+            yield Finding("port", "refused", str(error))
+        else:
+            yield Finding("port", "ok", f"{port} is free")
+
+
+def redis_at(url: str) -> Finding:
+    """Whether a Redis answers, which keeps the prefix cache beyond the orchestrator's life."""
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port or 6379
+    try:
+        with socket.create_connection((host, port), ANSWER_S) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+    except OSError as error:
+        why = error.strerror or error
+        return Finding("Redis", "off", f"{host}:{port}: {why}", "the prefix cache stays in the orchestrator's memory")
+    # +PONG, an error that it wants a password first, or TLS, which answers otherwise.
+    return Finding("Redis", "ok", f"{host}:{port} answers {answer.decode(errors='replace').strip()[:40]!r}")
+
+
+def gpu() -> Finding:
+    """Whether torch finds a CUDA device."""
+    driver = Path("/proc/driver/nvidia/version").is_file()
+    if importlib.util.find_spec("torch") is None:
+        return Finding("GPU", "off", "torch is not installed")
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("GPU", "ok", torch.cuda.get_device_name())
+    if driver:
+        build = f"torch {torch.__version__} finds none of the driver's devices"
+        return Finding("GPU", "slow", build, "install a CUDA build of torch that fits the driver")
+    return Finding("GPU", "off", "none: DEVICE is cpu")
+
+
+def quota_of(cores: int) -> int:
+    """How many of so many cores the control group's quota amounts to."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or no quota: "max"
+        return cores
+
+
+def _lines(file: str, name: str) -> Iterator[str]:
+    """Values of a name in a file of `name: value` lines; none where there is no file."""
+    path = Path(file)
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        if line.partition(":")[0].strip() == name:
+            yield line.partition(":")[2].strip()

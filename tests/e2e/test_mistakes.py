@@ -1,0 +1,204 @@
+"""Mistakes that users make on the command line: each is told in one line, with an exit code, and soon.
+
+`docs/mistakes.md` has a table of them. With COPPICE_WRITE_TABLES=1 it is written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trustme
+
+from coppice.net.access_token import new_token, token_digest
+from orchestrator.app import running
+from orchestrator.config import Config
+from tests.certificates import Directory, directory
+from tests.fakes import FakeVerifier, serving
+from tests.tiny_checkpoint import write_tiny_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "mistakes.md"
+HEAD = "| Mistake | Command | What it says | Exit code | Seconds |\n|---|---|---|---|---|\n"
+COMMAND_S = 60.0
+# Where no model has to be loaded.
+MOST_SECONDS = 3.0
+TRIALS = 4
+FAILED, WRONG = 1, 2
+# What libraries say of a connection, by their version.
+LIBRARIES_WORDS = re.compile(r"last error: .*?(?=; does it run| \|)")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command with DIR and ports by name in it, and how it ends; `without`: a module that is not installed."""
+
+    what: str
+    command: str
+    exit_code: int = WRONG
+    env: dict[str, str] = field(default_factory=dict)
+    without: str = ""
+    # A service finds it, after it has imported torch.
+    is_found_late: bool = False
+
+    @property
+    def shown(self) -> str:
+        settings = "".join(f"{name}={value} " for name, value in self.env.items() if name not in QUIET)
+        return f"{settings}coppice {self.command}"
+
+
+# A hub that nobody answers for, wherever this runs.
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_CACHE": "DIR/hub"}
+QUIET = NO_HUB
+ASK = "generate --prompt x --address"
+TINY = "--target DIR/tiny"
+
+MISTAKES = (
+    Mistake("a path that does not exist", "up --target no/such/directory"),
+    Mistake("a hub id without network", "up --target somebody/some-model", env=NO_HUB),
+    Mistake("a slip in a short name", "up --target smolm2-135m"),
+    Mistake("a GGUF file that does not exist", "up --target DIR/model.gguf"),
+    Mistake("a GGUF file that is none", "up --target DIR/no-model.gguf"),
+    Mistake("no place for its conversion", "up --target DIR/no-model.gguf", env={"COPPICE_CACHE": "DIR/a-file/cache"}),
+    Mistake("a file that is no model", "up --target DIR/a-file"),
+    Mistake("a directory without a model", "up --target DIR/empty --drafter none", is_found_late=True),
+    Mistake("an unknown kind of drafter", "up --drafter smal-lm"),
+    Mistake("a drafter with another tokenizer", f"up {TINY} --drafter small-lm"),
+    Mistake("an EAGLE head for another target", f"up {TINY} --drafter eagle=DIR/eagle", is_found_late=True),
+    Mistake("an adapter that is not there", "up --space DIR"),
+    Mistake("a port in use", f"up {TINY} --port PORT"),
+    Mistake("a port for HTTP in use", f"up {TINY} --http-port PORT"),
+    Mistake("a port for metrics in use", f"up {TINY} --metrics-port PORT"),
+    Mistake("coppice without extras", "up", without="torch"),
+    Mistake("HTTP without its extra", f"up {TINY} --http-port 8000", without="starlette"),
+    Mistake("Redis without its extra", f"up {TINY} --redis redis://127.0.0.1", without="redis"),
+    Mistake("no URL of a Redis", f"up {TINY} --redis localhost"),
+    Mistake("a setting that makes no sense", f"up {TINY}", env={"THREADS": "many"}),
+    Mistake("a device that does not exist", f"up {TINY} --device gpu"),
+    Mistake("a directory without certificates", f"up {TINY} --tls DIR"),
+    Mistake("a certificate that has expired", f"up {TINY} --tls DIR/expired"),
+    Mistake("a command that does not exist", "upp"),
+    Mistake("an option that does not exist", "up --prot 50050"),
+    Mistake("a prompt's file that does not exist", "generate --prompt-file DIR/prompt.txt"),
+    Mistake("an address without a port", f"{ASK} localhost"),
+    Mistake("a port where nothing listens", f"{ASK} 127.0.0.1:1", FAILED),
+    Mistake("a server without TLS's options", f"{ASK} SERVER", FAILED),
+    Mistake("the CA of another server", f"{ASK} SERVER --tls-ca DIR/other/ca.pem", FAILED),
+    Mistake("a certificate for another name", f"{ASK} SERVER --tls-ca DIR/tls/ca.pem --tls-name elsewhere", FAILED),
+    Mistake("no token", f"{ASK} SERVER --tls-ca DIR/tls/ca.pem", FAILED),
+    Mistake(
+        "a chat with a model without a template", f"{ASK} SERVER --tls-ca DIR/tls/ca.pem --token TOKEN --chat", FAILED
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended: its only line, its exit code, and after how long."""
+
+    line: str
+    exit_code: int
+    seconds: float
+
+
+async def ended(mistake: Mistake, names: dict[str, str]) -> Ending:
+    """Make a mistake."""
+    env = {name: named(value, names) for name, value in mistake.env.items()}
+    hidden = f"sys.modules[{mistake.without!r}] = None; " if mistake.without else ""
+    program = f"import sys; {hidden}sys.argv[0] = 'coppice'; from coppice.cli.__main__ import main; main()"
+    started_s = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, *(named(part, names) for part in mistake.command.split())),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=names["DIR"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )
+    async with asyncio.timeout(COMMAND_S):
+        output, errors = await process.communicate()
+    seconds = time.monotonic() - started_s
+    assert not output, mistake.what
+    lines = [line for line in errors.decode().splitlines() if not line.startswith("loading ")]
+    assert len(lines) == 1, errors.decode()
+    assert process.returncode is not None
+    return Ending(unnamed(lines[0], names), process.returncode, seconds)
+
+
+async def soonest(mistake: Mistake, names: dict[str, str]) -> Ending:
+    """The first of a few trials that is quick enough, or the last: other work on the machine takes time, too."""
+    for _ in range(TRIALS):
+        ending = await ended(mistake, names)
+        if mistake.is_found_late or ending.seconds < MOST_SECONDS:
+            break
+    return ending
+
+
+def named(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+def unnamed(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(value, name)
+    return text.replace(str(ROOT / "models"), "MODELS").replace("python -c", "coppice")
+
+
+@contextlib.asynccontextmanager
+async def server(files: Directory, tokens: Path) -> AsyncIterator[str]:
+    """An orchestrator with TLS that asks for tokens, in front of a verifier that computes nothing."""
+    async with serving(FakeVerifier()) as verifier:
+        own = {"tls_cert": files.cert, "tls_key": files.key, "tokens_file": str(tokens)}
+        async with running(Config(verifier_address=verifier, listen_address="127.0.0.1:0", **own)) as orchestrator:
+            yield orchestrator.address
+
+
+def row(mistake: Mistake, ending: Ending) -> str:
+    line = ending.line.replace("|", "\\|")
+    return f"| {mistake.what} | `{mistake.shown}` | {line} | {ending.exit_code} | {ending.seconds:.1f} |\n"
+
+
+def comparable(line: str) -> str:
+    """A row of the table without what differs from run to run."""
+    return LIBRARIES_WORDS.sub("last error", re.sub(r"\| [\d.]+ \|$", "", line.rstrip("\n")))
+
+
+@pytest.mark.timeout(400)
+async def test_each_is_told_in_one_line_as_the_table_says(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    write_tiny_llama(place / "tiny", vocab_size=64, max_context_tokens=64)
+    (place / "eagle").symlink_to(ROOT / "models" / "eagle-smollm2")
+    (place / "empty").mkdir()
+    (place / "a-file").write_text("x")
+    (place / "no-model.gguf").write_text("x")
+    files = directory(place / "tls", trustme.CA())
+    directory(place / "other", trustme.CA())
+    directory(place / "expired", trustme.CA(), expired=True)
+    token = new_token()
+    (place / "tokens").write_text(f'{{"tenant": "alice", "sha256": ["{token_digest(token)}"]}}\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with server(files, place / "tokens") as address:
+            port = str(taken.getsockname()[1])
+            names = {"DIR": str(place), "PORT": port, "SERVER": address, "TOKEN": token}
+            endings = [await soonest(mistake, names) for mistake in MISTAKES]
+    for mistake, ending in zip(MISTAKES, endings, strict=True):
+        assert ending.exit_code == mistake.exit_code, (mistake.what, ending)
+        assert mistake.is_found_late or ending.seconds < MOST_SECONDS, (mistake.what, ending)
+    rows = [row(mistake, ending) for mistake, ending in zip(MISTAKES, endings, strict=True)]
+    before, head, table = DOCUMENT.read_text().partition(HEAD)
+    assert head
+    if os.environ.get("COPPICE_WRITE_TABLES") == "1":
+        DOCUMENT.write_text(before + head + "".join(rows))
+        return
+    assert [comparable(line) for line in table.splitlines()] == [comparable(line) for line in rows]
