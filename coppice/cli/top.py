@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from coppice.cli.options import Tls, TlsCa, TlsCert, TlsKey, TlsName, Token, channel_tls, ending
-from coppice.client import Client, RequestFailedError
+from coppice.cli.options import Tls, TlsCa, TlsCert, TlsKey, TlsName, Token, channel_tls
+from coppice.client import Client
 from coppice.v1 import inference_pb2
 
 # Reports of the load, two a second: of the graphs, and those that a figure is the mean over.
@@ -59,7 +59,7 @@ def top(
             with _shown(console, view.picture) as refresh:
                 await view.follow(client, request_id, count, refresh)
 
-    with ending(RequestFailedError), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())
 
 
