@@ -132,20 +132,20 @@ class CompletionChoice(_Choice):
 
     def __init__(self, index: int, wanted: Wanted) -> None:
         super().__init__(index, wanted)
-        self._log_probs = _CompletionLogProbs()
+        self._log_probs = _CompletionLogProbs() if wanted.log_probs else None
 
     def add(self, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
         """Add the output's next message; returns the choice of a chunk, None if there is nothing to say."""
         self._read(message)
         self._text.append(message.text)
-        shown = self._log_probs.add(message.log_probs) if self._wanted.log_probs and message.log_probs else None
+        shown = self._log_probs.add(message.log_probs) if self._log_probs and message.log_probs else None
         if not (message.text or shown or message.token_ids or message.HasField("finished")):
             return None
         return {"index": self._index, "text": message.text, "logprobs": shown, **self._ended(message.token_ids)}
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer in one piece, after the last message."""
-        shown = self._log_probs.fields if self._wanted.log_probs else None
+        shown = self._log_probs.fields if self._log_probs else None
         return {"index": self._index, "text": "".join(self._text), "logprobs": shown, **self._ended(self._token_ids)}
 
 

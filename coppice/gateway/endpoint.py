@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import random
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -46,7 +46,8 @@ class Endpoint(ABC):
             await self._answer(exchange)
 
     async def _answer(self, exchange: HttpExchange) -> None:
-        identity = uuid.uuid4().hex
+        # No secret: the system's own randomness would cost a call.
+        identity = f"{random.getrandbits(128):032x}"
         try:
             identity = _identity(exchange) or identity
             request_id.set(identity)

@@ -57,9 +57,11 @@ class Generate(Endpoint):
         requests = self.requests(fields, identity)
         model = await self._upstream.model_named(fields.model, metadata)
         calls = [self._upstream.generate(request, metadata, timeout_s) for request in requests]
-        answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
-        rename = renaming(fields)
         try:
+            # The calls are sent in a turn of the event loop, before all that is needed for their answers.
+            await asyncio.sleep(0)
+            answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
+            rename = renaming(fields)
             async with exchange.watched(lambda: _cancel(calls)):
                 if fields.stream:
                     async with exchange.kept_alive(self._config.keep_alive_s):

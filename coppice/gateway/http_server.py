@@ -43,6 +43,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     _arrival: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _is_arriving = True
     _head_bytes = 0
     _in_head = True
 
@@ -58,7 +59,12 @@ class GuardedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        if not self._is_arriving or self.transport.is_closing():
+            return
+        # A request that comes in one piece needs no timer.
+        if self._arrival is None:
+            self._await_request()
+        if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_TOO_LARGE)
@@ -66,22 +72,17 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
-        if self._arrival is None:
-            self._await_request()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("the head is too large")
-        super().on_header(name, value)
+        self._is_arriving, self._in_head, self._head_bytes = True, True, 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD_BYTES:
+            raise ValueError("the head is too large")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._is_arriving = False
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
