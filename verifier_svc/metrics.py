@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from coppice.net.certificates import Certificates
 from coppice.obs.metrics import Prefix
 from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.state_slots import StateSlots
 from verifier_svc.model.target_model import TargetInfo
 
 _OWN = Prefix("coppice_verifier_")
@@ -106,6 +107,10 @@ def _cache(engine: Engine) -> Iterator[Metric]:
     yield _OWN.gauge("kv_blocks", "KV blocks in total.", engine.cache.num_blocks)
     yield _OWN.gauge("free_kv_blocks", "KV blocks not used by a sequence.", engine.cache.num_free_blocks)
     yield _OWN.gauge("reusable_kv_blocks", "Free KV blocks with a reusable prefix.", engine.cache.num_reusable_blocks)
+    states = engine.cache.states or StateSlots(0, 0)
+    yield _OWN.gauge("recurrent_states", "Sequences that recurrent states fit for.", states.num_running)
+    yield _OWN.gauge("free_recurrent_states", "Recurrent states not used by one.", states.num_free)
+    yield _OWN.gauge("kept_recurrent_states", "Recurrent states at ends of prefixes.", states.num_borders)
     yield _OWN.counter("prompt_tokens", "Prompt tokens of opened sequences.", engine.scheduler.num_prompt_tokens)
     yield _OWN.counter(
         "cached_prompt_tokens", "Prompt tokens found in the prefix cache.", engine.scheduler.num_cached_tokens

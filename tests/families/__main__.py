@@ -26,8 +26,8 @@ def main(
     # Here, because torch reads that setting when it is imported.
     from transformers.utils import logging as transformers_logging
 
-    from tests.families.checkpoints import FAMILIES
-    from tests.fuzz.exactness import FuzzPlan, fuzz
+    from tests.families.checkpoints import FAMILIES, plan_for
+    from tests.fuzz.exactness import fuzz
 
     logging.basicConfig(level=logging.ERROR)
     transformers_logging.disable_progress_bar()
@@ -37,7 +37,7 @@ def main(
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
             FAMILIES[name].write(Path(directory))
-            counts = fuzz(FuzzPlan(Path(directory), tokens, changes, cases, seed, threads=1))
+            counts = fuzz(plan_for(FAMILIES[name], Path(directory), tokens, changes, cases, seed))
         total += counts
         typer.echo(
             f"{name:16} {counts['tokens']:6,} tokens as alone, {counts['accepted']:5,} accepted nodes, "

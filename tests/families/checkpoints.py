@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.fuzz.exactness import EVENTS, FuzzPlan
 from tests.tiny_checkpoint import write_tokenizer
 from verifier_svc.layers.kinds import layer_kinds
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -29,6 +30,8 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
     # Names of the usual sizes that this configuration does not have.
     without: tuple[str, ...] = ()
+    # Rounding of transformers' own computation: gap of two logits below which it may choose another token.
+    near_tie_gap: float = 1e-4
 
     def write(self, directory: Path, seed: int = 0) -> None:
         """Write a checkpoint with random weights."""
@@ -62,6 +65,8 @@ def _build(family: Family, seed: int) -> PreTrainedModel:
     return model
 
 
+# Prompts in chunks, whose closed form rounds otherwise than token by token.
+_CHUNKED = 2e-3
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 FAMILIES: dict[str, Family] = {
@@ -100,7 +105,45 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmoe": Family("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2}),
     "granite-moe": Family("GraniteMoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3},
+    ),
+    "qwen3-next": Family(
+        "Qwen3NextForCausalLM",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "shared_expert_intermediate_size": 40,
+        },
+        near_tie_gap=_CHUNKED,
+    ),
+    "qwen3.5": Family(
+        "Qwen3_5ForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        near_tie_gap=_CHUNKED,
+    ),
 }
+
+
+def plan_for(family: Family, directory: Path, tokens: int, changes: int, cases: int = 9, seed: int = 0) -> FuzzPlan:
+    """What is tried with a family's checkpoint. An output need not hold a text of its own to be a stop string."""
+    events = tuple(event for event in EVENTS if event != "ended by a stop string")
+    return FuzzPlan(directory, tokens, changes, cases, seed, 1, family.near_tie_gap, events)
 
 
 def row_of(name: str, family: Family, target: TargetModel, info: TargetInfo) -> str:

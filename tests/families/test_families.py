@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from coppice.core.errors import IncompatibleError
-from tests.families.checkpoints import FAMILIES, row_of
-from tests.fuzz.exactness import FuzzPlan, fuzz
+from tests.families.checkpoints import FAMILIES, plan_for, row_of
+from tests.fuzz.exactness import fuzz
 from verifier_svc.config import VerifierConfig
 from verifier_svc.model import loading
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_crowd_gets_the_tokens_and_the_bits_that_each_gets_alone(name: str, tmp_path: Path) -> None:
     FAMILIES[name].write(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 500_000
-    counts = fuzz(FuzzPlan(tmp_path, num_tokens=300, num_changes=40, num_cases=9, threads=1))
+    counts = fuzz(plan_for(FAMILIES[name], tmp_path, tokens=300, changes=40))
     assert counts["accepted"] > 50
     assert counts["blocks that came back"] == counts["blocks"]
     assert counts["tokens that transformers says, too"] > 50

@@ -255,7 +255,7 @@ class Engine:
             rows=finished.plan.num_rows,
             pass_s=finished.took_s,
             queued_sequences=self.scheduler.num_waiting,
-            free_kv_blocks=self.cache.num_free_blocks,
+            free_kv_blocks=self.cache.num_open_blocks,
             running_sequences=self.scheduler.num_running,
         )
         self._outbox.put_for_all(event)

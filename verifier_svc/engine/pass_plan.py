@@ -68,7 +68,8 @@ class Segment:
     rows: a pending token to all up to itself, a node to all pending ones, its ancestors and itself. `parents` are those
     of the tree's nodes, then of masks. Row i is written to position `num_context` + i of the sequence with block table
     `table`, or to `num_context` + `places[i]` after pruning. `positions` are those in the text, `is_long` its rope
-    factors.
+    factors. `state` is the slot of its recurrent states after the context, and `borders` are pending rows after which
+    these are kept in slots of their own.
     """
 
     start: int
@@ -80,6 +81,8 @@ class Segment:
     table: IntArray
     places: IntArray | None = None
     is_long: bool = False
+    state: int = -1
+    borders: tuple[tuple[int, int], ...] = ()
 
     @property
     def row_places(self) -> IntArray:
@@ -199,6 +202,8 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
             positions=positions[start:stop],
             table=rows.cache.table,
             is_long=rows.cache.is_long,
+            state=rows.cache.state,
+            borders=rows.cache.plan_borders(len(rows.pending)),
         )
         for rows, (start, stop) in zip(work, bounds, strict=True)
     ]

@@ -241,6 +241,8 @@ class Scheduler:
         The margin doubles with its preemptions, up to the longest outputs of all, so that no sequence is repeatedly
         preempted before recomputed tokens are of use.
         """
+        if self._cache.states is not None and not self._cache.states.num_free:
+            return False
         margin = MARGIN_TOKENS << min(sequence.residence.num_preemptions, _MAX_DOUBLINGS)
         promised = sum(running.residence.num_blocks_lacking(margin) for running in self._running.values())
         missing = sequence.residence.num_blocks_lacking(margin) + promised - self._cache.num_free_blocks

@@ -41,6 +41,7 @@ from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.layers.experts import pack_experts
+from verifier_svc.layers.registry import recurrent_modules
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
@@ -64,10 +65,14 @@ from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
 
-# Layer kinds whose state is keys and values; a recurrent state cannot branch with a tree.
+# Layer kinds whose state is keys and values.
 _SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Blocks for the probe; the final number needs the size of a token, known after a pass.
 _PROBE_BLOCKS = 16
+# States at borders of shared blocks, at least, if they fit.
+_LEAST_KEPT = 8
+# Longest text that models without keys and values are given blocks for.
+_MOST_TOKENS_OF_STATES = 1 << 17
 # Upper bound of rounding in the difference of two logits: ten times the largest seen in single precision, a few times
 # in other formats.
 _NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
@@ -114,7 +119,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     may_multiply = ranks is None and not config.space_adapter
     dtype = chosen_dtype(config.dtype, device, config.model, may_multiply=may_multiply)
     model = load_checkpoint(config.model, torch.float32 if device.type == "cpu" else dtype, device, ranks)
-    refuse_unsupported(model)
+    refuse_unsupported(model, config)
     # All services hash the checkpoint's own file if it exists, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer.json)
@@ -133,7 +138,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     redraft = adapted(target, config, vocab_size, exact=exact)
     looks_up = config.prompt_lookup == "on" and redraft is None
     pruning = with_early_head(target, config, vocab_size, exact=exact)
-    target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
+    limit = position_limit(model)
+    size_cache(target, config, limit)
     target.record_now()
     if target.layers is not None:
         # The last check of the modules is over.
@@ -143,7 +149,6 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     # Ranks do not transfer hidden states.
     features = offered_features(target) if ranks is None else FeatureShape()
     text_config = model.config.get_text_config()
-    limit = position_limit(model)
     if (trained := trained_length(model)) is not None:
         logger.warning(
             "rope of type dynamic: requests end at the trained length of %d tokens, beyond which each token changes "
@@ -512,19 +517,75 @@ def _requested_threads(config: VerifierConfig) -> int:
     return max(1, (os.cpu_count() or 1) // config.tensor_parallel)
 
 
-def _cache_blocks(target: TargetModel, mebibytes: int) -> int:
-    """Blocks that fit into `mebibytes`."""
+def allot_states(target: TargetModel, config: VerifierConfig) -> int:
+    """Decide on the number of recurrent states, within half of the cache's memory; returns their mebibytes.
+
+    A running sequence takes two: that of its committed tokens, and that after a pass's pending tokens. A quarter as
+    many are kept at borders of shared blocks.
+
+    Raises:
+        IncompatibleError: not even one sequence fits.
+    """
+    if target.recurrent is None:
+        return 0
+    per_state = target.recurrent.bytes_per_state
+    most = config.kv_cache_mib * 2**20 // 2 // per_state
+    if most < 2:
+        raise IncompatibleError(
+            f"recurrent states of one sequence take {2 * per_state / 2**20:.1f} MiB, more than half of the KV cache: "
+            "raise KV_CACHE_MIB"
+        )
+    num_running = min(config.max_sequences, most * 4 // 9 or 1)
+    if num_running < config.max_sequences:
+        logger.warning("recurrent states fit for %d of %d sequences at once", num_running, config.max_sequences)
+    num_kept = min(most - 2 * num_running, max(_LEAST_KEPT, num_running // 4)) if config.prefix_reuse == "on" else 0
+    target.set_num_states(num_running, num_kept)
+    mebibytes = -(-(2 * num_running + num_kept) * per_state // 2**20)
+    logger.info("recurrent states of %d sequences and %d borders take %d MiB", num_running, num_kept, mebibytes)
+    return mebibytes
+
+
+def size_cache(target: TargetModel, config: VerifierConfig, limit: int) -> None:
+    """Allocate blocks and recurrent states within the cache's memory, for texts of up to `limit` tokens.
+
+    Raises:
+        IncompatibleError: the states of one sequence do not fit.
+    """
+    mebibytes = config.kv_cache_mib - allot_states(target, config)
+    target.resize_cache(_cache_blocks(target, mebibytes, limit, config), reuses_prefixes=config.prefix_reuse == "on")
+
+
+def _cache_blocks(target: TargetModel, mebibytes: int, limit: int, config: VerifierConfig) -> int:
+    """Blocks that fit into `mebibytes`; as many as all sequences can need if no layer has keys and values."""
     per_block = target.bytes_per_slot * BLOCK_SIZE
-    return max(1, mebibytes * 2**20 // max(1, per_block))
+    if per_block == 0:
+        return config.max_sequences * -(-(min(limit, _MOST_TOKENS_OF_STATES) + config.max_nodes) // BLOCK_SIZE)
+    return max(1, mebibytes * 2**20 // per_block)
 
 
-def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raise IncompatibleError for models whose layers have state other than keys and values."""
+def _refuse_with_recurrent_layers(model: PreTrainedModel, config: VerifierConfig) -> None:
+    name = f"{type(model).__name__} has recurrent layers, which"
+    if model.device.type != "cpu":
+        raise IncompatibleError(f"{name} run on CPUs only: use DEVICE=cpu")
+    if config.tensor_parallel > 1:
+        raise IncompatibleError(f"{name} run in one process only: TENSOR_PARALLEL must be 1")
+    if config.space_adapter:
+        raise IncompatibleError(f"{name} run without masks: leave SPACE_ADAPTER empty")
+    if config.early_head:
+        raise IncompatibleError(f"{name} run without early pruning: leave EARLY_HEAD empty")
+
+
+def refuse_unsupported(model: PreTrainedModel, config: VerifierConfig) -> None:
+    """Raise IncompatibleError for layers of an unknown kind, and for settings that a model's layers do not support."""
     text_config = model.config.get_text_config()
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    unknown = layer_types - _SUPPORTED_LAYER_TYPES
-    if unknown:
-        raise IncompatibleError(f"{type(model).__name__} has layers of kind {', '.join(sorted(unknown))}")
+    layer_types = list(getattr(text_config, "layer_types", None) or ())
+    unknown = [kind for kind in layer_types if kind not in _SUPPORTED_LAYER_TYPES]
+    # Recurrent layers are known by their modules.
+    recurrent = recurrent_modules(model)
+    if recurrent:
+        _refuse_with_recurrent_layers(model, config)
+    if len(unknown) > len(recurrent):
+        raise IncompatibleError(f"{type(model).__name__} has layers of kind {', '.join(sorted(set(unknown)))}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise IncompatibleError(f"{type(model).__name__} is not a decoder-only model")
     if getattr(text_config, "alibi", False) or getattr(text_config, "position_embedding_type", "") == "alibi":

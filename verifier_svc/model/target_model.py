@@ -18,6 +18,7 @@ from coppice.core.feature_layers import default_feature_layers
 from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
+from verifier_svc.engine.state_slots import StateSlots
 from verifier_svc.extras.lookup.lookup import LookupSettings
 from verifier_svc.extras.pruning.head import EarlyHead
 from verifier_svc.extras.pruning.layers import PrunedForward, PrunedLayers
@@ -30,6 +31,7 @@ from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.even_functions import EvenFunctions
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.layers.experts import packed_experts
+from verifier_svc.layers.registry import install_layers
 from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.layer_states import LayerStates, ShownLayers
 from verifier_svc.model.output_layer import KeptBody
@@ -37,6 +39,9 @@ from verifier_svc.model.parallel.tensor_attention import TensorKernel
 from verifier_svc.model.pass_graphs import Outputs, PassGraphs
 from verifier_svc.model.rope_regimes import make_rotary_rowwise
 from verifier_svc.model.tree_attention import TreeAttention
+
+# Recurrent states of sequences and at borders, before `set_num_states`.
+_PROBE_STATES = (4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +129,16 @@ class TargetModel:
         self._layer_states: LayerStates | None = None
         # Of the last pass, if wanted.
         self._states: Tensor | None = None
+        # None without recurrent layers.
+        self.recurrent = install_layers(model)
+        self._num_states = _PROBE_STATES
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
         # As in TargetInfo.
         self.rope_boundary = make_rotary_rowwise(model)
         self._experts = packed_experts(model)
-        self._functions = EvenFunctions() if exact and self._experts else nullcontext()
+        is_extended = bool(self._experts) or self.recurrent is not None
+        self._functions = EvenFunctions() if exact and is_extended else nullcontext()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
@@ -144,8 +153,15 @@ class TargetModel:
         """Replace the cache by an empty one of another size."""
         if self._graphs is not None:
             self._graphs.clear()
-        self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes)
+        states = None if self.recurrent is None else StateSlots(*self._num_states)
+        self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes, states=states)
         self._attention.kernel.allocate(num_blocks)
+        if self.recurrent is not None:
+            self.recurrent.allocate(sum(self._num_states))
+
+    def set_num_states(self, num_running: int, num_kept: int) -> None:
+        """Number of recurrent states of sequences, and at borders of shared blocks, from the next `resize_cache` on."""
+        self._num_states = num_running, num_kept
 
     @property
     def bytes_per_slot(self) -> int:
@@ -326,6 +342,8 @@ class TargetModel:
 
     def _begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
         self._attention.begin(plan, sources, destinations)
+        if self.recurrent is not None and (moves := self.cache.take_state_moves()) is not None:
+            self.recurrent.begin(plan, moves)
         self.cache.moves_made()
         self._tell_experts(plan)
 

@@ -176,6 +176,10 @@ class Crowd:
         assert self._cache.num_free_blocks == 0
         assert not self._cache._published
         assert not self._cache._digests
+        if (states := self._cache.states) is not None:
+            assert states.num_free == states.num_running
+            assert states.num_borders == 0
+            assert len(states._free_kept) == states.num_kept
         self._cache.return_blocks(blocks)
         assert self._cache._num_users == [0] * self._cache.num_blocks
 
@@ -198,7 +202,8 @@ class Crowd:
         assert sequence.finish is None, "an outcome after the end"
         done = sequence.num_resumed + len(sequence.tokens)
         assert outcome.base_length == len(sequence.case.prompt) + done
-        assert outcome.token_ids == sequence.case.output[done : done + len(outcome.token_ids)]
+        expected = sequence.case.output[done : done + len(outcome.token_ids)]
+        assert outcome.token_ids == expected, f"tokens of sequence {event.sequence_id} from output token {done} on"
         sequence.tokens += outcome.token_ids
         sequence.finish = outcome.finish
         self.counts["tokens"] += len(outcome.token_ids)

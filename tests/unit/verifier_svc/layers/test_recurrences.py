@@ -1,0 +1,178 @@
+"""Recurrences over token trees against their definition, row by row along each path; and their bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+from tests.unit.verifier_svc.layers.forests import path_to, random_segments, segment
+from verifier_svc.engine.state_slots import StateMoves
+from verifier_svc.layers.causal_convolution import CausalConvolution
+from verifier_svc.layers.linear_recurrence import LinearRecurrence
+from verifier_svc.layers.recurrence import RecurrentStates, RowForest
+
+# The first test compiles.
+pytestmark = pytest.mark.timeout(400)
+
+HEADS, GROUPS, KEYS, VALUES = 4, 2, 8, 16
+CHANNELS, WIDTH = 12, 4
+SIZES = [(5, 7), (1, 9), (3, 0), (2, 12)]
+
+
+class Inputs:
+    """Random inputs of rows, a function of the row's token alone."""
+
+    def __init__(self, num_rows: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        draw = lambda *shape: torch.randn(num_rows, *shape, generator=generator)  # noqa: E731
+        self.queries, self.keys, self.values = draw(GROUPS, KEYS), draw(GROUPS, KEYS), draw(HEADS, VALUES)
+        self.keys = torch.nn.functional.normalize(self.keys, dim=-1)
+        self.decays, self.steps = draw(HEADS).sigmoid(), draw(HEADS).sigmoid()
+        self.channels = draw(CHANNELS)
+
+    def matrix(self, rows: Any) -> tuple[Tensor, ...]:
+        """Inputs of some rows for a recurrence with a matrix as state."""
+        parts = (self.queries, self.keys, self.values, self.decays, self.steps)
+        return tuple(part[rows] for part in parts)
+
+
+class Runner:
+    """A recurrence over passes of rows, whose inputs are those of tokens."""
+
+    def __init__(self, kind: str, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.recurrence: Any
+        if kind == "convolution":
+            generator = torch.Generator().manual_seed(5)
+            weight = torch.randn(CHANNELS, 1, WIDTH, generator=generator)
+            self.recurrence = CausalConvolution(weight, torch.randn(CHANNELS, generator=generator))
+        else:
+            self.recurrence = LinearRecurrence(HEADS, KEYS, VALUES, corrects=kind == "delta")
+        self.is_convolution = kind == "convolution"
+        self.states = RecurrentStates([self])  # type: ignore[list-item]
+        self.states.allocate(12)
+
+    @property
+    def recurrences(self) -> tuple[Any, ...]:
+        return (self.recurrence,)
+
+    def run(self, segments: list[Any], tokens: list[int], moves: StateMoves | None = None) -> Tensor:
+        """Outputs of a pass whose rows have these tokens [rows, size]."""
+        plan: Any = type("Plan", (), {"segments": segments})
+        self.states.begin(plan, moves or StateMoves({}, ()))
+        if self.is_convolution:
+            return self.recurrence(self.inputs.channels[tokens])
+        return self.recurrence(*self.inputs.matrix(tokens))
+
+    def by_definition(self, path: list[int]) -> np.ndarray[Any, Any]:
+        """Output of the last row of a path of tokens, in double precision."""
+        if self.is_convolution:
+            weights = self.recurrence._weights.double().numpy()
+            rows = np.vstack([np.zeros((WIDTH, CHANNELS)), self.inputs.channels[path].double().numpy()])
+            return (rows[-WIDTH:] * weights).sum(0) + self.recurrence._bias.double().numpy()
+        states = np.zeros((HEADS, KEYS, VALUES))
+        output = np.empty((HEADS, VALUES))
+        for token in path:
+            query, key, value, decay, step = (part.double().numpy() for part in self.inputs.matrix(token))
+            for head in range(HEADS):
+                group = head * GROUPS // HEADS
+                state = decay[head] * states[head]
+                old = key[group] @ state if self.recurrence._corrects else 0
+                states[head] = state + np.outer(key[group], step[head] * (value[head] - old))
+                output[head] = query[group] @ states[head]
+        return output
+
+
+NewRunner = Callable[[], Runner]
+
+
+@pytest.fixture(params=["convolution", "delta", "mamba-2"])
+def new_runner(request: pytest.FixtureRequest) -> NewRunner:
+    """Makes a recurrence without states."""
+    return lambda: Runner(request.param, Inputs(200))
+
+
+def test_a_row_s_output_is_that_of_its_path(new_runner: NewRunner) -> None:
+    segments = random_segments(np.random.default_rng(1), SIZES)
+    forest, runner = RowForest(segments), new_runner()
+    # Rows of padding after those of the segments.
+    output = runner.run(segments, list(range(forest.num_rows + 3)))
+    for row in range(forest.num_rows):
+        assert np.allclose(output[row], runner.by_definition(path_to(forest, row)), atol=1e-4)
+    assert not output[forest.num_rows :].any()
+
+
+def test_a_row_s_bits_are_those_of_its_path_token_by_token(new_runner: NewRunner) -> None:
+    segments = random_segments(np.random.default_rng(2), SIZES)
+    forest = RowForest(segments)
+    output = new_runner().run(segments, list(range(forest.num_rows)))
+    for row in range(forest.num_rows):
+        path, alone = path_to(forest, row), new_runner()
+        moves = StateMoves({}, ())
+        for length, token in enumerate(path):
+            last = alone.run([segment(0, 1, state=3, num_context=length)], [token], moves)
+            moves = StateMoves({3: (0,)}, ())
+        assert torch.equal(last[0], output[row])
+
+
+def test_a_state_after_accepted_nodes_is_that_of_their_path(new_runner: NewRunner) -> None:
+    segments = random_segments(np.random.default_rng(3), SIZES, first_state=2)
+    forest, runner = RowForest(segments), new_runner()
+    runner.run(segments, list(range(forest.num_rows)))
+    # Of every segment the last row's path is accepted; the second is not in the next pass, the third is gone.
+    paths = [path_to(forest, int(stop) - 1) for stop in forest.starts[1:]]
+    commits = {
+        part.state: tuple(row - part.start for row in path)
+        for place, (part, path) in enumerate(zip(segments, paths, strict=True))
+        if place != 2
+    }
+    following = [segment(0, 2, [-1], state=2, num_context=9), segment(3, 1, state=5, num_context=9)]
+    output = runner.run(following, [190, 191, 192, 193], StateMoves(commits, ()))
+    assert np.allclose(output[2], runner.by_definition([*paths[0], 190, 191, 192]), atol=1e-4)
+    assert np.allclose(output[3], runner.by_definition([*paths[3], 193]), atol=1e-4)
+    moves = StateMoves({2: (0, 1), 5: (0,)}, ())
+    late = runner.run([segment(0, 1, state=3, num_context=9)], [194], moves)
+    assert np.allclose(late[0], runner.by_definition([*paths[1], 194]), atol=1e-4)
+
+
+def test_a_pass_that_is_repeated_gives_the_same_bits(new_runner: NewRunner) -> None:
+    runner = new_runner()
+    runner.run([segment(0, 3, [-1, 0], state=1)], [0, 1, 2, 3, 4])
+    following = [segment(0, 2, [-1, -1], state=1, num_context=4)]
+    first = runner.run(following, [5, 6, 7, 8], StateMoves({1: (0, 1, 2, 3)}, ()))
+    assert torch.equal(runner.run(following, [5, 6, 7, 8]), first)
+
+
+def test_the_state_at_a_border_is_kept_and_copied(new_runner: NewRunner) -> None:
+    runner = new_runner()
+    runner.run([segment(0, 5, state=1, borders=((2, 9),))], [0, 1, 2, 3, 4])
+    output = runner.run([segment(0, 1, state=4, num_context=3)], [7], StateMoves({}, ((9, 4),)))
+    assert np.allclose(output[0], runner.by_definition([0, 1, 2, 7]), atol=1e-4)
+
+
+def test_rows_of_another_pass_are_not_kept(new_runner: NewRunner) -> None:
+    runner = new_runner()
+    runner.run([segment(0, 2, state=1)], [0, 1])
+    for commits in ({2: (0, 1)}, {1: (0,)}):
+        with pytest.raises(RuntimeError, match="not those of the last pass"):
+            runner.run([segment(0, 1, state=1)], [2], StateMoves(commits, ()))
+
+
+def test_the_delta_rule_is_that_of_transformers() -> None:
+    inputs, size = Inputs(40), KEYS**-0.5
+    runner = Runner("delta", inputs)
+    output = runner.run([segment(0, 40)], list(range(40)))
+    expected, _ = torch_recurrent_gated_delta_rule(
+        inputs.queries[None],
+        inputs.keys[None],
+        inputs.values[None],
+        g=inputs.decays.log()[None],
+        beta=inputs.steps[None],
+    )
+    assert torch.allclose(output * size, expected[0], atol=1e-5)

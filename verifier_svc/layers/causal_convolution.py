@@ -1,0 +1,88 @@
+"""Short causal convolutions: a row's output is a weighted sum of its own input and its nearest ancestors'.
+
+The state of a sequence is its last inputs. A row's products are added one after the other, the oldest first, each
+rounded, so that its bits do not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifier_svc.engine.kv_cache import IntArray
+from verifier_svc.layers.recurrence import NO_ROW, RowForest, StateCommit
+
+
+class CausalConvolution:
+    """Depthwise convolution with weights [channels, 1, width] and biases [channels] or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        # Oldest input first [width, channels].
+        self._weights = weight.detach()[:, 0].t().contiguous()
+        self._bias = None if bias is None else bias.detach()
+        self._num_inputs, self._channels = self._weights.shape[0] - 1, self._weights.shape[1]
+        self._states = torch.empty(0)
+        self._windows = torch.empty(0, dtype=torch.int64)
+        self._forest = RowForest(())
+        # Inputs of the last pass's rows, then of each segment's last tokens before it.
+        self._inputs = torch.empty(0)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of the last inputs."""
+        return self._num_inputs * self._channels * self._weights.element_size()
+
+    def allocate(self, num_slots: int) -> None:
+        """Allocate states [slots, width - 1, channels]."""
+        self._states = self._weights.new_zeros(num_slots, self._num_inputs, self._channels)
+
+    def copy(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy states."""
+        self._states[destinations] = self._states[sources]
+
+    def commit(self, commits: Sequence[StateCommit]) -> None:
+        """Keep the inputs of every path's last rows."""
+        rows, slots = ([commit.rows[-1] for commit in commits], [commit.slot for commit in commits])
+        self._states[slots] = self._inputs[self._windows[rows, 1:]]
+
+    def begin(self, forest: RowForest) -> None:
+        """Begin a pass."""
+        self._forest = forest
+        self._windows = torch.from_numpy(windows(forest, self._num_inputs + 1))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """`inputs` [N, channels] of a pass, padding included, to outputs likewise."""
+        forest = self._forest
+        known = torch.from_numpy(forest.slots)
+        before = torch.where((known >= 0)[:, None, None], self._states[known.clamp(min=0)], 0.0)
+        self._inputs = torch.cat([inputs[: forest.num_rows], before.flatten(0, 1)])
+        output = torch.zeros_like(inputs)
+        total = self._inputs[self._windows[:, 0]] * self._weights[0]
+        for place in range(1, self._num_inputs + 1):
+            total = total + self._inputs[self._windows[:, place]] * self._weights[place]
+        output[: forest.num_rows] = total if self._bias is None else total + self._bias
+        if len(forest.border_rows):
+            self._states[torch.from_numpy(forest.border_slots)] = self._inputs[self._windows[forest.border_rows, 1:]]
+        return output
+
+
+def windows(forest: RowForest, width: int) -> IntArray:
+    """Places of every row's input and its nearest ancestors', oldest first [rows, width].
+
+    Rows come first, then `width` - 1 inputs before each segment.
+    """
+    num_rows, num_before = forest.num_rows, width - 1
+    num_segments = len(forest.num_pending)
+    first_before = num_rows + num_before * np.arange(num_segments)
+    # What precedes the oldest input is never asked for.
+    before_of_inputs = np.arange(num_rows, num_rows + num_segments * num_before) - 1
+    last_inputs = (first_before + num_before - 1)[forest.segment_of_row]
+    before = np.concatenate([np.where(forest.parents == NO_ROW, last_inputs, forest.parents), before_of_inputs])
+    places = np.empty((num_rows, width), np.int64)
+    places[:, -1] = np.arange(num_rows)
+    for place in range(width - 2, -1, -1):
+        places[:, place] = before[places[:, place + 1]]
+    return places

@@ -1,0 +1,85 @@
+"""Recurrences with a matrix as state: the gated delta rule and Mamba-2's, see `kernels/cpu/linear_recurrences.py`.
+
+A pass leaves the state after each segment's pending tokens, and the inputs of its rows; a commit replays the accepted
+nodes from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifier_svc.kernels.cpu.linear_recurrences import RowInputs, TreeRows, advance_path, advance_tree
+from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
+from verifier_svc.layers.recurrence import RowForest, StateCommit
+
+# Numbers of states read or written per pass above which several threads pay, about a millisecond.
+_WORTH_THREADS = 2**21
+
+
+class LinearRecurrence:
+    """States [heads, key size, value size] of one layer; with `corrects` by the delta rule."""
+
+    def __init__(self, num_heads: int, key_size: int, value_size: int, *, corrects: bool) -> None:
+        self._shape = num_heads, key_size, value_size
+        self._corrects = corrects
+        self._states = self._after = np.empty((0, *self._shape), np.float32)
+        self._inputs: RowInputs | None = None
+        self._forest = RowForest(())
+        self._threads = SharedThreads()
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of the matrices of all heads."""
+        return int(np.prod(self._shape)) * self._states.itemsize
+
+    def allocate(self, num_slots: int) -> None:
+        """Allocate states."""
+        self._states = np.zeros((num_slots, *self._shape), np.float32)
+
+    def copy(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy states."""
+        self._states[destinations.numpy()] = self._states[sources.numpy()]
+
+    def commit(self, commits: Sequence[StateCommit]) -> None:
+        """Replay accepted nodes after their segment's pending tokens."""
+        forest, paths = self._forest, []
+        for commit in commits:
+            paths.append(commit.rows[forest.num_pending[commit.segment] :])
+        arrays = (
+            np.array([row for path in paths for row in path], np.int64),
+            np.cumsum([0, *map(len, paths)]),
+            np.array([commit.slot for commit in commits], np.int64),
+            np.array([commit.segment for commit in commits], np.int64),
+        )
+        num_states = sum(map(len, paths)) + len(commits)
+        self._call(num_states, advance_path, self._inputs, *arrays, self._states, self._after)
+
+    def begin(self, forest: RowForest) -> None:
+        """Begin a pass."""
+        self._forest = forest
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, steps: Tensor) -> Tensor:
+        """Outputs [N, heads, value size] of a pass, zero for padding.
+
+        `queries` and `keys` [N, groups, key size], `values` [N, heads, value size], `decays` and `steps` [N, heads].
+        """
+        forest = self._forest
+        parts = (queries, keys, values, decays, steps)
+        query, key, value, decay, step = (tensor.contiguous().numpy() for tensor in parts)
+        self._inputs = RowInputs(query, key, value, decay, step, self._corrects)
+        border_of_row = np.full(forest.num_rows, -1, np.int64)
+        border_of_row[forest.border_rows] = forest.border_slots
+        rows = TreeRows(forest.starts, forest.num_pending, forest.slots, forest.parents, border_of_row)
+        self._after = np.empty((len(forest.num_pending), *self._shape), np.float32)
+        output = torch.zeros(values.shape)
+        self._call(forest.num_rows, advance_tree, self._inputs, rows, self._states, self._after, output.numpy())
+        return output
+
+    def _call(self, num_states: int, function: object, *arguments: object) -> None:
+        is_much = num_states * np.prod(self._shape) >= _WORTH_THREADS
+        num_threads = torch.get_num_threads() if is_much else 1
+        self._threads.call(function, num_threads, *arguments, new_counters(1), 0)  # type: ignore[arg-type]
