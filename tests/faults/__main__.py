@@ -101,7 +101,16 @@ def show(report: Any) -> None:
     """The run as tables."""
     rows("faults", report.faults.most_common())
     rows("requests by their end", report.requests.most_common())
-    figures = ("wrong", "hung", "crashed", "unreadable_headers", "num_tokens", "seconds", "recovered_s")
+    figures = (
+        "wrong",
+        "hung",
+        "crashed",
+        "unreadable_headers",
+        "http_requests",
+        "num_tokens",
+        "seconds",
+        "recovered_s",
+    )
     rows("in all", [("faults", report.faults.total()), *((name, getattr(report, name)) for name in figures)])
     for name, growth in report.memory.items():
         rows(f"memory of {name}", growth.items())

@@ -21,6 +21,7 @@ from tests.fakes import FakeDrafter, FakeVerifier, serving
 from tests.faults.alarms import Alarms
 from tests.faults.doors import write_checkpoint
 from tests.faults.proxy import FaultProxy
+from tests.http_client import gateway_to
 from tests.redis_server import RedisServer, redis_server
 
 LOCAL = "127.0.0.1"
@@ -108,6 +109,8 @@ class Deployment:
     left: Callable[[], object]
     services: dict[str, Service] = field(default_factory=dict)
     redis: RedisServer | None = None
+    # The gateway's; empty if there is none.
+    http_address: str = ""
 
     @property
     def address(self) -> str:
@@ -117,7 +120,7 @@ class Deployment:
 
 @contextlib.asynccontextmanager
 async def deployed(seed: int) -> AsyncIterator[Deployment]:
-    """Two verifiers, two drafters and a Redis behind proxies, an orchestrator before them, one process each."""
+    """Two verifiers, two drafters and a Redis behind proxies, an orchestrator, a gateway; one process each."""
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_checkpoint(directory, CONTEXT)
@@ -140,12 +143,15 @@ async def deployed(seed: int) -> AsyncIterator[Deployment]:
             "GRACE_S": str(GRACE_S),
         }
         orchestrator = Service("orchestrator", "orchestrator", env)
-        services = {service.name: service for service in (*back, orchestrator)}
+        proxies["gateway"] = await _proxy(stack, orchestrator.address, seed)
+        gateway = Service("gateway", "coppice.gateway", {"ORCHESTRATOR_ADDRESS": proxies["gateway"].address})
+        services = {service.name: service for service in (*back, orchestrator, gateway)}
         stack.push_async_callback(_stop_all, list(services.values()))
         await asyncio.gather(*(service.start() for service in back))
         await orchestrator.start()
+        await gateway.start()
         proxies["client"] = await _proxy(stack, orchestrator.address, seed)
-        yield Deployment(proxies, lambda: left_in(services), services, redis)
+        yield Deployment(proxies, lambda: left_in(services), services, redis, gateway.address)
 
 
 @contextlib.asynccontextmanager
@@ -167,6 +173,8 @@ async def deployed_here(seed: int) -> AsyncIterator[Deployment]:
         )
         orchestrator = await stack.enter_async_context(running(config))
         proxies["client"] = await _proxy(stack, orchestrator.address, seed)
+        proxies["gateway"] = await _proxy(stack, orchestrator.address, seed)
+        http_address = await stack.enter_async_context(gateway_to(proxies["gateway"].address))
 
         async def left() -> Counter[str]:
             return Counter(
@@ -177,7 +185,7 @@ async def deployed_here(seed: int) -> AsyncIterator[Deployment]:
                 }
             )
 
-        yield Deployment(proxies, left)
+        yield Deployment(proxies, left, http_address=http_address)
 
 
 async def _stop_all(services: list[Service]) -> None:
@@ -192,6 +200,9 @@ async def left_in(services: Mapping[str, Service]) -> Counter[str]:
     """What services hold of requests, as their own metrics have it."""
     left: Counter[str] = Counter()
     for name, service in services.items():
+        if name == "gateway":
+            # It holds nothing of a request but its call, which the orchestrator has.
+            continue
         metrics = await service.metrics()
         if name == "orchestrator":
             own = ("coppice_orchestrator_num_requests_running", "coppice_orchestrator_num_requests_waiting")

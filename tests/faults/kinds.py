@@ -19,7 +19,7 @@ from tests.faults.deployment import Deployment
 from tests.faults.messages import mangled_bytes, valid_message
 from tests.faults.proxy import Greeting, Link
 
-HOPS = ("client", "verifier 1", "verifier 2", "drafter 1", "drafter 2", "redis")
+HOPS = ("client", "gateway", "verifier 1", "verifier 2", "drafter 1", "drafter 2", "redis")
 # Hops where any byte may be another one: what crosses them is a hint, or signed. Elsewhere a changed byte can be a
 # changed token, and only TLS could tell; there, garbage comes instead of a connection.
 HINTS = ("drafter 1", "drafter 2", "redis")
@@ -235,8 +235,8 @@ KINDS = {
     "cancel storm": Kind(3, ("client",), cancel_storm),
     "flood": Kind(3, ("client",), connection_flood),
     "lost": Kind(0.5, SERVICES, lost, needs_processes=True),
-    "kill": Kind(2, SERVICES, killed, needs_processes=True),
-    "stop": Kind(4, (*SERVICES, "orchestrator"), stopped, needs_processes=True),
+    "kill": Kind(2, (*SERVICES, "gateway"), killed, needs_processes=True),
+    "stop": Kind(4, (*SERVICES, "orchestrator", "gateway"), stopped, needs_processes=True),
     "kill Redis": Kind(1, ("redis",), redis_killed, needs_processes=True),
     "full Redis": Kind(2, ("redis",), redis_full, needs_processes=True),
     "wrong type": Kind(2, ("redis",), redis_wrong_type, needs_processes=True),

@@ -57,6 +57,8 @@ class Report:
 
     faults: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
+    # Of the requests, those to the gateway.
+    http_requests: int = 0
     num_tokens: int = 0
     wrong: int = 0
     hung: int = 0
@@ -121,7 +123,7 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
     """Load the deployment, disturb it, leave it alone, and look what is left."""
     report = Report()
     cases = await draw_cases(deployment.address, plan.num_cases, random.Random(f"{plan.seed}/cases"))
-    load = Load(deployment.address, cases, plan.num_clients, plan.seed)
+    load = Load(deployment.address, cases, plan.num_clients, plan.seed, deployment.http_address)
     samples = Samples(deployment)
     started = time.monotonic()
     sampling = asyncio.create_task(samples.take())
@@ -140,6 +142,7 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
             task.cancel()
         await asyncio.gather(sampling, loading, return_exceptions=True)
     report.requests, report.num_tokens = load.ends.counts, load.ends.num_tokens
+    report.http_requests = load.ends.num_http
     report.wrong, report.hung = load.ends.num_wrong, load.ends.num_hung
     report.violations += [*load.ends.violations, *_process_violations(deployment, report)]
     return report
@@ -196,6 +199,11 @@ async def _recover(deployment: Deployment, report: Report, load: Load, chance: r
                 await asyncio.sleep(0.1 if missing else 0)
             missing = "an answer to every request"
             await asyncio.gather(*(load.request(client, case, chance) for case in load.cases))
+            if deployment.http_address:
+                before = load.ends.counts["completed"]
+                await asyncio.gather(*(load.http_request(case, chance) for case in load.cases))
+                if load.ends.counts["completed"] == before:
+                    report.violations.append("no answer of the gateway after the last fault")
             missing = await _left(deployment)
             while missing:
                 await asyncio.sleep(0.2)

@@ -26,6 +26,7 @@ async def test_faults_between_all_services_change_no_token_and_leave_nothing_beh
     assert report.faults.total() >= SHORT.num_faults
     assert len(report.faults) >= 8
     assert report.requests["completed"] > 5
+    assert report.http_requests > 5
     assert (report.wrong, report.hung, report.crashed) == (0, 0, 0)
 
 

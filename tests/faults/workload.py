@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coppice.client import Client, Options, RequestFailedError
+from tests.http_client import chunk_of, head_of, opened, request_bytes
 
 # Most clients would wait longer; one that waits this long must be answered.
 DEADLINE_S = 30.0
@@ -19,6 +21,19 @@ SLOW_CHUNKS, SLOW_S = 12, 0.05
 # Statuses by which a deployment may fail a request that a fault has met. All else is wrong: no client made a mistake.
 EXCUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED"})
 _PAUSE_S = 0.02
+# Of the clients, those that speak HTTP where there is a gateway.
+HTTP_SHARE = 4
+# The statuses and codes of HTTP that mean these of gRPC; a broken connection is the first.
+_HTTP_STATUSES = {503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED"}
+_HTTP_CODES = {"unavailable": 503, "timeout": 504, "rate_limit_exceeded": 429}
+
+
+class HttpFailedError(Exception):
+    """A request over HTTP failed; `end` is the gRPC status that it means."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(str(status))
+        self.end = _HTTP_STATUSES.get(status, f"HTTP_{status}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class Ends:
 
     counts: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
+    # Of these, over HTTP.
+    num_http: int = 0
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -69,8 +86,12 @@ async def draw_cases(address: str, number: int, chance: random.Random) -> list[C
 class Load:
     """Clients that send one request after the other until told to stop."""
 
-    def __init__(self, address: str, cases: Sequence[Case], num_clients: int, seed: int) -> None:
+    def __init__(
+        self, address: str, cases: Sequence[Case], num_clients: int, seed: int, http_address: str = ""
+    ) -> None:
+        """Every `HTTP_SHARE`th client calls the gateway at `http_address`, if there is one."""
         self._address = address
+        self._http_address = http_address
         self.cases = cases
         self._num_clients = num_clients
         self._seed = seed
@@ -81,7 +102,9 @@ class Load:
         """Return when every client has had the end of its last request."""
         async with asyncio.TaskGroup() as clients:
             for number in range(self._num_clients):
-                clients.create_task(self._client(random.Random(f"{self._seed}/client {number}")))
+                chance = random.Random(f"{self._seed}/client {number}")
+                speaks_http = self._http_address and number % HTTP_SHARE == HTTP_SHARE - 1
+                clients.create_task(self._http_client(chance) if speaks_http else self._client(chance))
 
     def stop(self) -> None:
         """Send nothing new."""
@@ -92,6 +115,27 @@ class Load:
             while not self._stopping:
                 await self.request(client, chance.choice(self.cases), chance)
                 await asyncio.sleep(_PAUSE_S * chance.random())
+
+    async def _http_client(self, chance: random.Random) -> None:
+        while not self._stopping:
+            await self.http_request(chance.choice(self.cases), chance)
+            await asyncio.sleep(_PAUSE_S * chance.random())
+
+    async def http_request(self, case: Case, chance: random.Random) -> None:
+        """One request to the gateway, to its end."""
+        leaves_after = chance.randrange(1, 40) if chance.random() < 0.1 else None
+        got: list[int] = []
+        try:
+            async with asyncio.timeout(DEADLINE_S + SLACK_S):
+                end = await _read_http(self._http_address, case, got, leaves_after)
+        except TimeoutError:
+            end = "hung"
+        except HttpFailedError as error:
+            end = error.end
+        except (OSError, EOFError):
+            end = _HTTP_STATUSES[503]
+        self._count(case, end, got)
+        self.ends.num_http += 1
 
     async def request(self, client: Client, case: Case, chance: random.Random) -> None:
         """One request as one of several kinds of clients sends it, to its end."""
@@ -133,3 +177,41 @@ class Load:
             self.ends.violations.append(f"{end} after {len(got)} tokens of {len(expected)}, prompt {case.prompt}")
         self.ends.counts[end] += 1
         self.ends.num_tokens += len(got)
+
+
+async def _read_http(address: str, case: Case, got: list[int], leaves_after: int | None) -> str:
+    """How a stream of the gateway ended; tokens are put into `got` as they come."""
+    options = case.options
+    fields = {"model": "", "prompt": list(case.prompt), "stream": True, "return_token_ids": True, "ignore_eos": True}
+    fields |= {"temperature": options.temperature, "seed": options.seed, "max_tokens": options.max_tokens}
+    reader, writer = await opened(address)
+    try:
+        fields["model"] = await _model(reader, writer)
+        headers = {"x-request-timeout": f"{DEADLINE_S:g}"}
+        writer.write(request_bytes("POST", "/v1/completions", json.dumps(fields).encode(), headers))
+        status, _ = await head_of(reader)
+        if status != 200:
+            raise HttpFailedError(status)
+        while part := await chunk_of(reader):
+            for event in part.decode().split("\n\n"):
+                if not event.startswith("data: {"):
+                    continue
+                told = json.loads(event.removeprefix("data: "))
+                if "error" in told:
+                    raise HttpFailedError(_HTTP_CODES.get(told["error"]["code"], 500))
+                got += [token for choice in told["choices"] for token in choice["token_ids"]]
+            if leaves_after is not None and len(got) >= leaves_after:
+                return "left by its client"
+        return "completed"
+    finally:
+        writer.close()
+
+
+async def _model(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    writer.write(request_bytes("GET", "/v1/models", headers={"connection": "keep-alive"}))
+    status, headers = await head_of(reader)
+    body = json.loads(await reader.readexactly(int(headers["content-length"])))
+    if status != 200:
+        raise HttpFailedError(status)
+    name: str = body["data"][0]["id"]
+    return name
