@@ -121,8 +121,9 @@ chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes,
 	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)
 	@scripts/check_policies.sh $(VENV)
 
-configuration: setup ## Write docs/configuration.md and the chart's schema from the settings' declarations
+configuration: setup ## Write docs/configuration.md, and the chart's schema and README
 	$(BIN)/python scripts/configuration.py
+	$(BIN)/python scripts/chart_readme.py
 
 lock: setup ## Write the locks of the images anew, with the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r docker/locks/build.txt

@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
 SCHEMA = ROOT / "k8s" / "values.schema.json"
 
-SERVICES: dict[str, type[Settings]] = {"orchestrator": Config, "verifier": VerifierConfig, "drafter": DrafterConfig}
-# A process that the chart does not have.
-APART: dict[str, type[Settings]] = {"gateway": GatewayConfig}
+SERVICES: dict[str, type[Settings]] = {
+    "orchestrator": Config,
+    "verifier": VerifierConfig,
+    "drafter": DrafterConfig,
+    "gateway": GatewayConfig,
+}
 # Settings that the chart's templates set themselves, since they know addresses and ports; Secrets hold the last two.
 SET_BY_THE_CHART = {
     "LISTEN_ADDRESS",
@@ -46,6 +49,12 @@ SET_BY_THE_CHART = {
     "BACKEND_TLS_KEY",
     "BACKEND_TLS_NAME",
     "TOKENS_FILE",
+    "ORCHESTRATOR_ADDRESS",
+    "METRICS",
+    "ORCHESTRATOR_TLS_CA",
+    "ORCHESTRATOR_TLS_CERT",
+    "ORCHESTRATOR_TLS_KEY",
+    "ORCHESTRATOR_TLS_NAME",
     "REDIS_URL",
     "CACHE_SECRET",
 }
@@ -144,7 +153,7 @@ def table(*declarations: type[Settings]) -> str:
 
 def page() -> str:
     """The text of docs/configuration.md."""
-    services = [f"{TITLES[name]}\n\n{table(settings)}" for name, settings in (SERVICES | APART).items()]
+    services = [f"{TITLES[name]}\n\n{table(settings)}" for name, settings in SERVICES.items()]
     others = [f"{COLOCATED}\n{table(ColocatedSettings)}", f"{LOGS}\n{table(LogSettings, TraceSettings)}", OTHERS]
     lab = ""
     for service, settings in SERVICES.items():

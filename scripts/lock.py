@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "docker" / "locks"
 # Extra of each image, as in its Dockerfile.
-EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter"}
+EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter", "gateway": "gateway"}
 # Extra of all images.
 EVERYWHERE = "traces"
 PYTHON_VERSION = "3.13"

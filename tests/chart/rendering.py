@@ -94,8 +94,13 @@ def workloads(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def services_of_ours(manifests: list[Manifest]) -> list[Manifest]:
-    """Workloads that run one of our three services."""
+    """Workloads that run one of our services, the gateway among them."""
     return [workload for workload in workloads(manifests) if component(workload) != "redis"]
+
+
+def grpc_services(manifests: list[Manifest]) -> list[Manifest]:
+    """Workloads that serve gRPC: all of ours but the gateway."""
+    return [workload for workload in services_of_ours(manifests) if component(workload) != "gateway"]
 
 
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest, Manifest]]:

@@ -11,9 +11,20 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"orchestrator": "orchestrator", "verifier": "verifier_svc", "drafter": "drafter_svc"}
-TEMPLATES = {"orchestrator": "orchestrator.yaml", "verifier": "verifier.yaml", "drafter": "drafters.yaml"}
-PORTS = {"orchestrator": "50050", "verifier": "50051", "drafter": "50052"}
+PACKAGES = {
+    "orchestrator": "orchestrator",
+    "verifier": "verifier_svc",
+    "drafter": "drafter_svc",
+    "gateway": "coppice.gateway",
+}
+WITHOUT_TORCH = ("orchestrator", "gateway")
+TEMPLATES = {
+    "orchestrator": "orchestrator.yaml",
+    "verifier": "verifier.yaml",
+    "drafter": "drafters.yaml",
+    "gateway": "gateway.yaml",
+}
+PORTS = {"orchestrator": "50050", "verifier": "50051", "drafter": "50052", "gateway": "8000"}
 COMPILER = re.compile(r"\b(gcc|g\+\+|clang|build-essential|cmake)\b")
 
 every_service = pytest.mark.parametrize("service", PACKAGES)
@@ -77,7 +88,7 @@ def test_an_image_has_no_compiler_but_for_the_one_that_triton_asks_for(service: 
 @every_service
 def test_an_image_has_its_own_service_s_code_and_no_other_s(service: str) -> None:
     copied = {line.split()[1] for line in stages(service)["build"] if line.startswith("COPY ")}
-    assert {"coppice", PACKAGES[service]} <= copied
+    assert {"coppice", PACKAGES[service].partition(".")[0]} <= copied
     assert not copied & (set(PACKAGES.values()) - {PACKAGES[service]})
     allowed = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
     from_context = [
@@ -99,6 +110,7 @@ def test_the_images_of_back_ends_have_every_bundled_model_between_them() -> None
         for service in PACKAGES
     }
     assert not copied["orchestrator"]
+    assert not copied["gateway"]
     assert not copied["verifier"] & copied["drafter"]
     # By the same names as here: layers alone name the model beside them whose embeddings they use.
     assert copied["verifier"] | copied["drafter"] == {f"models/{name} /models/{name}" for name in bundled}
@@ -131,7 +143,7 @@ def asked_for(*extras: str) -> list[Requirement]:
 
 
 # scripts/lock.py makes the locks of these.
-LOCKED_EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter"}
+LOCKED_EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter", "gateway": "gateway"}
 
 
 @every_service
@@ -145,7 +157,7 @@ def test_a_lock_has_everything_that_its_image_asks_for_and_no_more_than_versions
             assert requirement.specifier.contains(found[requirement.name]), requirement
     # Nothing that only torch's CUDA build needs, and of the orchestrator no model library.
     assert not [name for name in found if re.match(r"torch|triton|nvidia-|cuda-", name)]
-    if service == "orchestrator":
+    if service in WITHOUT_TORCH:
         assert not found.keys() & {"transformers", "numba", "safetensors", "sympy"}
 
 
@@ -179,7 +191,7 @@ def test_an_image_installs_its_lock_by_hash_and_nothing_else_but_torch(service: 
         assert {"--require-hashes", "--no-deps", "--only-binary", ":all:"} <= set(own.split())
         installs.remove(own)
     torch = [one for one in installs if "--torch-backend" in one]
-    assert len(torch) == (service != "orchestrator")
+    assert len(torch) == (service not in WITHOUT_TORCH)
     [wheel] = [one for one in installs if one not in torch]
     assert wheel.endswith("--no-deps dist/*.whl")
 

@@ -11,9 +11,9 @@ from tests.chart.rendering import PROFILES, of_kind, rendered
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `chart` is not installed")
 
 VERSIONS = ("1.30", "1.37")
-# Of the Prometheus Operator, cert-manager and KEDA, whose schemas nobody ships with Kubernetes': looked at in
-# test_monitoring.py, test_certificates.py and test_scaling.py.
-FOREIGN = ("ServiceMonitor", "Certificate", "ScaledObject")
+# Of the Prometheus Operator, the Gateway API, cert-manager and KEDA, whose schemas are not Kubernetes' own: looked
+# at in test_monitoring.py, test_routes.py, test_certificates.py and test_scaling.py.
+FOREIGN = ("ServiceMonitor", "PrometheusRule", "GRPCRoute", "HTTPRoute", "Certificate", "ScaledObject")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from tests.chart.rendering import (
     ROOT,
     component,
     container,
     environment,
+    grpc_services,
+    name_of,
     of_kind,
     render,
     rendered,
@@ -55,7 +58,10 @@ def test_what_is_scaled_on_exists() -> None:
 
 def test_the_operator_scrapes_every_service_once_where_it_serves_metrics() -> None:
     manifests = rendered("everything")
-    [monitor] = of_kind(manifests, "ServiceMonitor")
+    monitor, gateway = of_kind(manifests, "ServiceMonitor")
+    [service] = [one for one in of_kind(manifests, "Service") if component(one) == "gateway"]
+    assert selects(gateway["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+    assert gateway["spec"]["endpoints"][0]["port"] == "http"
     [endpoint] = monitor["spec"]["endpoints"]
     selector = monitor["spec"]["selector"]["matchLabels"]
     scraped = [
@@ -65,10 +71,10 @@ def test_the_operator_scrapes_every_service_once_where_it_serves_metrics() -> No
         for port in service["spec"]["ports"]
         if port["name"] == endpoint["port"]
     ]
-    serving = [(component(one), int(environment(one)["METRICS_PORT"] or 0)) for one in services_of_ours(manifests)]
+    serving = [(component(one), int(environment(one)["METRICS_PORT"] or 0)) for one in grpc_services(manifests)]
     assert sorted(scraped) == sorted(serving)
     assert all(
-        {"name": "metrics", "containerPort": 9100} in container(one)["ports"] for one in services_of_ours(manifests)
+        {"name": "metrics", "containerPort": 9100} in container(one)["ports"] for one in grpc_services(manifests)
     )
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
@@ -104,3 +110,48 @@ def test_without_metrics_nothing_of_them_is_left() -> None:
     text = json.dumps(rendered("bare"))
     assert "METRICS_PORT" not in text
     assert "9100" not in text
+
+
+RUNBOOKS = ROOT / "docs" / "runbooks"
+# Alerts of what an installation need not have, and the values without which there is none.
+OPTIONAL = {"CoppiceNoDrafter": "drafters", "CoppiceCertificateExpires": "tls", "CoppiceRedisAway": "redis"}
+
+
+def alerts(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    [rule] = of_kind(render(values), "PrometheusRule")
+    return {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+
+
+def test_each_alert_asks_for_metrics_that_exist_and_has_a_page() -> None:
+    issuers = {part: {"issuerRef": {"name": "ours"}} for part in ("public", "internal")}
+    found = alerts({**values_of("everything"), "tls": {"enabled": True, **issuers}})
+    pages = set()
+    for name, alert in found.items():
+        asked = set(METRIC.findall(alert["expr"]))
+        assert asked, name
+        assert asked <= served(), name
+        # Of this release, by the labels that the operator gives to what it scrapes.
+        assert alert["expr"].count('namespace="models", service=') == alert["expr"].count("coppice_"), name
+        page = RUNBOOKS / f"{alert['annotations']['runbook_url'].rstrip('/').rpartition('/')[2]}.md"
+        assert f"Alert `{name}`" in page.read_text()
+        pages.add(page)
+    assert pages == set(RUNBOOKS.glob("*.md"))
+    for page in pages:
+        asked = {metric for metric in METRIC.findall(page.read_text()) if not metric.endswith("_")}
+        assert asked <= served(), page
+
+
+def test_services_that_alerts_name_are_scraped() -> None:
+    manifests = rendered("everything")
+    services = {name_of(one) for one in of_kind(manifests, "Service")}
+    for alert in alerts(values_of("everything")).values():
+        named = set(re.findall(r'service="([^"]+)"', alert["expr"]))
+        assert named <= services
+
+
+def test_there_is_no_alert_for_what_is_not_installed() -> None:
+    values: dict[str, Any] = {"drafters": [], "metrics": {"prometheusRule": {"enabled": True}}}
+    found = alerts(values).keys()
+    everything = alerts({**values_of("everything"), "metrics": {"prometheusRule": {"enabled": True}}}).keys()
+    assert not found & OPTIONAL.keys()
+    assert everything - found == OPTIONAL.keys() - {"CoppiceCertificateExpires"}

@@ -16,7 +16,7 @@ DNS = "kube-system"
 def parties(manifests: list[Manifest]) -> dict[str, dict[str, str]]:
     """Every component's pods' labels, and those of somebody who is not of the release."""
     own = {labels["app.kubernetes.io/component"]: labels for _, labels, _ in pods(manifests)}
-    return {**own, "stranger": {"app": "stranger"}, "gateway": {"app": "gateway"}}
+    return {**own, "stranger": {"app": "stranger"}, "balancer": {"app": "gateway"}}
 
 
 def is_peer(peers: list[dict[str, Any]], labels: dict[str, str]) -> bool:
@@ -59,7 +59,7 @@ def edges(manifests: list[Manifest]) -> set[tuple[str, str, int]]:
             into = ports_between(manifests, "Ingress", called_labels, caller_labels)
             both = into if out == {0} else out if into == {0} else out & into
             found |= {(caller, called, port) for port in both}
-    outsiders = {"stranger", "gateway"}
+    outsiders = {"stranger", "balancer"}
     return {edge for edge in found if not set(edge[:2]) <= outsiders}
 
 
@@ -71,10 +71,12 @@ def test_policies_allow_exactly_the_edges_of_the_design(profile: str) -> None:
     expected = {("orchestrator", "verifier", 50051), ("test", "orchestrator", 50050)}
     expected |= {("orchestrator", drafter, 50052) for drafter in drafters}
     if profile == "everything":
-        expected |= {("orchestrator", "redis", 6379), ("gateway", "orchestrator", 50050)}
+        expected |= {("orchestrator", "redis", 6379), ("balancer", "orchestrator", 50050)}
+        # By default, every pod of the namespace may call the gateway.
+        expected |= {("gateway", "orchestrator", 50050), ("stranger", "gateway", 8000), ("balancer", "gateway", 8000)}
     else:
         # By default, every pod of the namespace is a client; of the release's own, only those that may call anybody.
-        expected |= {("stranger", "orchestrator", 50050), ("gateway", "orchestrator", 50050)}
+        expected |= {("stranger", "orchestrator", 50050), ("balancer", "orchestrator", 50050)}
     assert edges(manifests) == expected
 
 
@@ -90,7 +92,7 @@ def test_only_those_who_call_by_name_may_ask_for_names(profile: str) -> None:
                     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": DNS}
                     assert {port["port"] for port in rule["ports"]} == {53}
                     asking.add(policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"])
-    assert asking == {"orchestrator", "test"}
+    assert asking == {"orchestrator", "test"} | ({"gateway"} if profile == "everything" else set())
 
 
 @pytest.mark.parametrize("profile", GUARDED)

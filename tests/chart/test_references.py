@@ -156,7 +156,8 @@ def test_what_helm_test_runs_calls_the_front_door() -> None:
 @every_profile
 def test_notes_name_what_there_is(profile: str) -> None:
     text = notes(profile)
-    [orchestrator] = of_kind(rendered(profile), "Deployment")[:1]
+    [orchestrator] = [one for one in workloads(rendered(profile)) if component(one) == "orchestrator"]
+    assert ("service/copse-gateway 8000" in text) == (profile == "everything")
     assert f"deployment/{name_of(orchestrator)}" in text
     assert f"--namespace {NAMESPACE}" in text
     assert ("WARNING" in text) == (profile == "bare")

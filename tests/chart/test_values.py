@@ -17,6 +17,7 @@ from tests.chart.rendering import (
     PROFILES,
     component,
     environment,
+    grpc_services,
     helm,
     of_kind,
     render,
@@ -60,6 +61,10 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"drafters": [{"name": "Not A Name", "kind": "small-lm", "config": {}}]}, "name"),
         ({"redis": {"enabled": True}}, "existingSecret"),
         ({"tokens": {"secret": "a"}}, "secret"),
+        ({"gateway": {"config": {"ORCHESTRATOR_ADDRESS": "a:1"}}}, "ORCHESTRATOR_ADDRESS"),
+        ({"ingress": {"enabled": True}}, "hosts"),
+        ({"metrics": {"prometheusRule": {"lateShare": 2}}}, "lateShare"),
+        ({"orchestrator": {"podLabels": {"a": 1}}}, "podLabels"),
         ({"networkPolicy": {"clients": "everybody"}}, "clients"),
         ({"tls": {"enabled": True}}, "tls"),
         ({"tls": {"enabled": True, "public": {"existingSecret": "a"}}}, "internal"),
@@ -141,7 +146,8 @@ def is_tracing(name: str) -> bool:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_services_trace_where_a_collector_is_named(profile: str) -> None:
-    for workload in services_of_ours(rendered(profile)):
+    # The gateway traces nothing itself.
+    for workload in grpc_services(rendered(profile)):
         found = {name: value for name, value in environment(workload).items() if is_tracing(name)}
         if profile != "everything":
             assert not found

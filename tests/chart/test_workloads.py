@@ -14,6 +14,7 @@ from tests.chart.rendering import (
     component,
     container,
     environment,
+    grpc_services,
     name_of,
     of_kind,
     pods,
@@ -118,7 +119,7 @@ def test_a_pod_has_the_time_to_leave_and_then_to_finish(profile: str) -> None:
 
 @every_profile
 def test_probes_ask_the_port_that_is_listened_on_by_the_names_that_the_code_has(profile: str) -> None:
-    for workload in services_of_ours(rendered(profile)):
+    for workload in grpc_services(rendered(profile)):
         one = container(workload)
         address = environment(workload)["LISTEN_ADDRESS"] or ""
         port = int(address.rpartition(":")[2])

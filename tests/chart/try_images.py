@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("orchestrator", "verifier", "drafter")
+SERVICES = ("orchestrator", "verifier", "drafter", "gateway")
 # As in the chart: an unprivileged user, a read-only root except /tmp, no capabilities.
 CONFINED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 START_S = 180.0
@@ -49,11 +50,13 @@ print(json.dumps({
 """
 PACKAGES = {
     "orchestrator": ["redis"],
+    "gateway": [],
     "verifier": ["torch", "transformers", "numba"],
     "drafter": ["torch", "transformers", "numba"],
 }
 MODELS = {
     "orchestrator": [],
+    "gateway": [],
     "verifier": ["early-head", "space", "target"],
     "drafter": ["boost-1", "diffusion", "eagle-smollm2", "semi-ar", "small-lm"],
 }
@@ -177,6 +180,20 @@ def complete(engine: Engine, address: str, speculation: str, temperature: float)
     return answer
 
 
+def complete_over_http(engine: Engine, addresses: dict[str, str], answered: dict[str, Any]) -> None:
+    """The same completion through the gateway, which has to have the same text."""
+    port = int(addresses["gateway"].rpartition(":")[2])
+    body = {"model": "target", "prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "seed": 1}
+    url = f"http://{addresses['gateway']}/v1/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with engine.running("gateway", port, ORCHESTRATOR_ADDRESS=addresses["orchestrator"]):
+        with urllib.request.urlopen(request, timeout=COMMAND_S) as answer:
+            text = json.load(answer)["choices"][0]["text"]
+        if text != answered["text"]:
+            fail(f"over HTTP the text is {text!r} instead of {answered['text']!r}")
+        say("the gateway gives the same text over HTTP")
+
+
 def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:
@@ -195,6 +212,7 @@ def run_topology(engine: Engine) -> None:
         engine.running("drafter", ports["drafter"], MODEL="/models/small-lm") as drafter,
         engine.running("orchestrator", ports["orchestrator"], REQUIRE_DRAFTERS="true", **back_ends) as orchestrator,
     ):
+        complete_over_http(engine, addresses, answered=complete(engine, addresses["orchestrator"], "off", 0.0))
         for temperature in (0.0, 1.0):
             answers = [complete(engine, addresses["orchestrator"], how, temperature) for how in ("off", "small-lm")]
             plain, drafted = answers

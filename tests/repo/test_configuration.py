@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.configuration import APART, PAGE, SCHEMA, SERVICES, page, schema
+from scripts.configuration import PAGE, SCHEMA, SERVICES, page, schema
 
 STALE = "stale: run make configuration"
 
@@ -22,9 +22,9 @@ def test_a_schema_without_a_place_for_a_service_is_refused() -> None:
         schema(SCHEMA.read_text().replace('"drafterConfig": {', '"otherConfig": {'))
 
 
-@pytest.mark.parametrize("service", SERVICES | APART)
+@pytest.mark.parametrize("service", SERVICES)
 def test_each_setting_has_one_sentence(service: str) -> None:
-    for name, field in (SERVICES | APART)[service].model_fields.items():
+    for name, field in SERVICES[service].model_fields.items():
         sentence = field.description or ""
         assert sentence[:1].isupper() or sentence[:1] == "`", name
         assert sentence.endswith("."), name
