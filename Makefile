@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test clients fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
+.PHONY: help setup demo quick docs test clients fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,9 +121,13 @@ chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes,
 	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)
 	@scripts/check_policies.sh $(VENV)
 
-configuration: setup ## Write docs/configuration.md, and the chart's schema and README
+configuration: setup ## Write docs/configuration.md, docs/licences.md, and the chart's schema and README
 	$(BIN)/python scripts/configuration.py
 	$(BIN)/python scripts/chart_readme.py
+	$(BIN)/python scripts/licences.py
+
+audit: setup ## Look up known vulnerabilities of what the images install (pip-audit)
+	@scripts/audit.sh $(VENV)
 
 lock: setup ## Write the locks of the images anew, with the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r docker/locks/build.txt

@@ -30,7 +30,7 @@ WORDS = (
 )
 AVOIDED = re.compile(rf"\b({'|'.join(WORDS)})\b|\bbehind (?!a gateway)", re.I)
 # Written by commands, or with tables of messages.
-GENERATED = {"results", "configuration.md", "checkpoints.md", "mistakes.md"}
+GENERATED = {"results", "configuration.md", "checkpoints.md", "mistakes.md", "licences.md"}
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not GENERATED & set(path.relative_to(ROOT).parts)]
 DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *(path.relative_to(ROOT).as_posix() for path in PAGES)]
 
