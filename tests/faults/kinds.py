@@ -26,6 +26,7 @@ HINTS = ("drafter 1", "drafter 2", "redis")
 SERVICES = ("verifier 1", "verifier 2", "drafter 1", "drafter 2")
 GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
 STORM, FLOOD = 30, 60
+LONG_STOPS_S = (1.0, 10.0)
 # What a server may answer to bytes that are no message: it is the caller's mistake, or the connection is gone.
 _ANSWERS_TO_GARBAGE = frozenset({"INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "OK"})
 _CLIENTS_TIMEOUT_S = 20.0
@@ -128,6 +129,14 @@ async def stopped(fault: Fault, deployment: Deployment) -> None:
     service.send(signal.SIGCONT)
 
 
+async def stopped_for_long(fault: Fault, deployment: Deployment) -> None:
+    """A process stands still for 1 or 10 seconds, which keepalive notices or not."""
+    service = deployment.services[fault.target]
+    service.send(signal.SIGSTOP)
+    await asyncio.sleep(fault.chance.choice(LONG_STOPS_S))
+    service.send(signal.SIGCONT)
+
+
 async def redis_killed(fault: Fault, deployment: Deployment) -> None:
     """Redis dies, and is back a little later without what it held."""
     assert deployment.redis is not None
@@ -143,6 +152,33 @@ async def redis_full(fault: Fault, deployment: Deployment) -> None:
         await client.config_set("maxmemory", "1")
         await asyncio.sleep(fault.duration_s)
         await client.config_set("maxmemory", "0")
+
+
+async def redis_read_only(fault: Fault, deployment: Deployment) -> None:
+    """Redis is the replica of nobody for a while: it answers, and takes nothing."""
+    assert deployment.redis is not None
+    async with deployment.redis.client() as client:
+        await client.replicaof("127.0.0.1", 1)
+        await asyncio.sleep(fault.duration_s)
+        await client.replicaof("NO", "ONE")
+
+
+async def redis_locked(fault: Fault, deployment: Deployment) -> None:
+    """Redis wants a password that nobody has, for a while, of connections that begin; the others are cut."""
+    assert deployment.redis is not None
+    async with deployment.redis.client() as client:
+        await client.config_set("requirepass", "another")
+        await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.sleep(fault.duration_s)
+        await client.config_set("requirepass", "")
+
+
+async def redis_slow(fault: Fault, deployment: Deployment) -> None:
+    """Redis answers nobody for a while, and then everybody."""
+    assert deployment.redis is not None
+    async with deployment.redis.client() as client:
+        await client.execute_command("CLIENT", "PAUSE", max(1, round(fault.duration_s * 1000)), "ALL")
+        await asyncio.sleep(fault.duration_s)
 
 
 async def redis_wrong_type(fault: Fault, deployment: Deployment) -> None:
@@ -237,7 +273,11 @@ KINDS = {
     "lost": Kind(0.5, SERVICES, lost, needs_processes=True),
     "kill": Kind(2, (*SERVICES, "gateway"), killed, needs_processes=True),
     "stop": Kind(4, (*SERVICES, "orchestrator", "gateway"), stopped, needs_processes=True),
+    "stop long": Kind(0.3, ("verifier 1", "verifier 2"), stopped_for_long, needs_processes=True),
     "kill Redis": Kind(1, ("redis",), redis_killed, needs_processes=True),
     "full Redis": Kind(2, ("redis",), redis_full, needs_processes=True),
+    "read-only Redis": Kind(2, ("redis",), redis_read_only, needs_processes=True),
+    "locked Redis": Kind(2, ("redis",), redis_locked, needs_processes=True),
+    "slow Redis": Kind(2, ("redis",), redis_slow, needs_processes=True),
     "wrong type": Kind(2, ("redis",), redis_wrong_type, needs_processes=True),
 }
