@@ -155,7 +155,7 @@ async def redis_full(fault: Fault, deployment: Deployment) -> None:
 
 
 async def redis_read_only(fault: Fault, deployment: Deployment) -> None:
-    """Redis is the replica of nobody for a while: it answers, and takes nothing."""
+    """Redis is a replica without a master for a while: it answers, and takes nothing."""
     assert deployment.redis is not None
     async with deployment.redis.client() as client:
         await client.replicaof("127.0.0.1", 1)
@@ -164,7 +164,7 @@ async def redis_read_only(fault: Fault, deployment: Deployment) -> None:
 
 
 async def redis_locked(fault: Fault, deployment: Deployment) -> None:
-    """Redis wants a password that nobody has, for a while, of connections that begin; the others are cut."""
+    """Redis wants a password that no client has, for a while, of connections that begin; the others are cut."""
     assert deployment.redis is not None
     async with deployment.redis.client() as client:
         await client.config_set("requirepass", "another")
@@ -174,7 +174,7 @@ async def redis_locked(fault: Fault, deployment: Deployment) -> None:
 
 
 async def redis_slow(fault: Fault, deployment: Deployment) -> None:
-    """Redis answers nobody for a while, and then everybody."""
+    """Redis answers no client for a while, and then all."""
     assert deployment.redis is not None
     async with deployment.redis.client() as client:
         await client.execute_command("CLIENT", "PAUSE", max(1, round(fault.duration_s * 1000)), "ALL")
