@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.conftest import orchestrator_on_fakes
 from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults.deployment import free_port
 from tests.http_client import gateway_to
+from tests.integration.test_tokens import tenants
 from tests.toy_target import babble, plain
 
 pytestmark = [
@@ -111,7 +113,40 @@ async def test_both_runs_are_identical_and_share_no_memory() -> None:
         assert await text_of(page, "#off pre") == await text_of(page, "#on pre")
         assert "in 128 rounds, τ 1.00" in await text_of(page, "#off .figures")
         assert "in 128 rounds" not in await text_of(page, "#on .figures")
+        assert "Nothing was drafted" not in verdict
     assert len({opening.cache_salt for opening in verifier.opened}) == 2
+
+
+async def test_runs_without_drafts_say_so() -> None:
+    verifier = FakeVerifier(chat_template=TEMPLATE)
+    # A planner for which drafts do not pay: it has no nodes to spend.
+    async with page_of(verifier, max_nodes=0) as (_, page, _):
+        await page.evaluate("document.getElementById('tab-compare').click()")
+        await page.evaluate("document.getElementById('prompt').focus()")
+        await page.type("hi")
+        await page.evaluate("document.getElementById('go').click()")
+        assert "Nothing was drafted" in await page.until("document.getElementById('verdict').textContent")
+
+
+async def test_both_runs_ask_for_the_same_but_for_speculation() -> None:
+    async with page_of(FakeVerifier(chat_template=TEMPLATE)) as (_, page, _):
+        await page.evaluate("document.getElementById('tab-compare').click()")
+        await page.evaluate("document.getElementById('forced').click()")
+        await page.evaluate("document.querySelector('[name=seed]').value = '5'")
+        await page.evaluate(
+            "window.sent = [], window.old = fetch, "
+            "window.fetch = (path, more) => "
+            "(path.startsWith('/v1/c') && sent.push(JSON.parse(more.body)), old(path, more))"
+        )
+        await page.evaluate("document.getElementById('prompt').focus()")
+        await page.type("hi")
+        await page.evaluate("document.getElementById('go').click()")
+        await page.until("document.getElementById('verdict').textContent")
+        off, on = await page.evaluate("sent")
+    assert (off.pop("speculation"), on.pop("speculation")) == ({"mode": "off"}, {"mode": "forced"})
+    assert off.pop("cache_salt") != on.pop("cache_salt")
+    assert off == on
+    assert off["seed"] == 5
 
 
 async def test_runs_that_differ_are_said_to() -> None:
@@ -132,7 +167,7 @@ async def test_runs_that_differ_are_said_to() -> None:
 
 async def test_the_live_tree_has_every_state_and_source() -> None:
     verifier = FakeVerifier(chat_template=TEMPLATE, reroots=True, pass_s=0.01)
-    async with page_of(verifier, watch_rounds=True, max_nodes=4) as (browser, page, address):
+    async with page_of(verifier, watch_rounds=True, max_nodes=4, linger_ms=5000.0) as (browser, page, address):
         await page.evaluate("document.getElementById('tab-live').click()")
         await page.until("document.getElementById('t-running').textContent === '0'")
         other = await browser.open(f"http://{address}/")
@@ -160,6 +195,33 @@ async def test_a_live_view_that_is_off_says_so() -> None:
         assert "WATCH_ROUNDS=on" in await page.until("document.getElementById('live-note').textContent")
         # The refusal is in the log of the network, where no policy was broken.
         assert page.problems == []
+
+
+async def test_a_token_is_asked_for_and_used(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(tenants(alice={}))
+    verifier = FakeVerifier(chat_template=TEMPLATE)
+    settings = {"tokens_file": str(tmp_path / "tokens"), "watch_rounds": True}
+    async with (
+        orchestrator_on_fakes(verifier, **settings) as (_, one),
+        gateway_to(one.address) as address,
+        browsing() as browser,
+    ):
+        page = await browser.open(f"http://{address}/#live")
+        wants = "This server wants a bearer token: see Settings."
+        await page.until(f"document.getElementById('model').textContent === '{wants}'")
+        assert await page.until("document.getElementById('live-note').textContent") == wants
+        await page.evaluate("document.getElementById('settings-toggle').click()")
+        await page.evaluate("document.querySelector('[name=token]').focus()")
+        await page.type("alice!")
+        await page.press("Enter")
+        await page.until("document.getElementById('model').textContent === 'toy'")
+        await page.until("document.getElementById('t-running').textContent === '0'")
+        await page.evaluate("document.getElementById('tab-chat').click()")
+        await ask(page, "hi")
+        assert (await text_of(page, ".message .figures")).startswith("128 tokens, ")
+        assert "alice" not in await page.evaluate(
+            "JSON.stringify([{...localStorage}, {...sessionStorage}, location.href])"
+        )
 
 
 async def test_a_lost_server_is_told_and_found_again() -> None:

@@ -42,7 +42,7 @@ async function run(model) {
 async function one(model, prompt, id, signal) {
   const before = system() ? [{ role: "system", content: system() }] : [];
   // A salt of its own: what one run leaves in caches is not the other's.
-  const fields = { speculation: { mode: id === "on" ? "auto" : "off" }, cache_salt: crypto.getRandomValues(new Uint32Array(4)).join("-") };
+  const fields = { speculation: { mode: id === "off" ? "off" : $("forced").checked ? "forced" : "auto" }, cache_salt: crypto.getRandomValues(new Uint32Array(4)).join("-") };
   const text = $(id).querySelector("pre");
   const started = performance.now();
   let shown = 0;
@@ -60,7 +60,7 @@ async function one(model, prompt, id, signal) {
     const { ids, statistics } = await answer(model, [...before, { role: "user", content: prompt }], fields, add, signal);
     const rate = speed(ids, statistics);
     side(id, `${rate.toFixed(1)} tokens/s, ${ids.length} tokens in ${statistics.rounds} rounds, τ ${statistics.mean_acceptance_length.toFixed(2)}`);
-    return { ids, rate };
+    return { ids, rate, drafts: statistics.draft_tokens };
   } finally {
     text.classList.remove("waiting");
   }
@@ -70,7 +70,8 @@ function judge(off, on) {
   const length = Math.max(off.ids.length, on.ids.length);
   let at = 0;
   while (at < length && off.ids[at] === on.ids[at]) at += 1;
-  const ratio = `${(on.rate / off.rate).toFixed(2)} times as fast with speculation.`;
+  const planned = on.drafts ? "" : " Nothing was drafted: at this load it did not seem to pay.";
+  const ratio = `${(on.rate / off.rate).toFixed(2)} times as fast with speculation.${planned}`;
   if (at === length) verdict(`Identical: ${length} of ${length} tokens. ${ratio}`, "same");
   else verdict(`Different from token ${at + 1} on. ${ratio}`, "different");
 }

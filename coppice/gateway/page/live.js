@@ -34,8 +34,9 @@ export function start() {
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
     if (!step) return;
     event.preventDefault();
-    const list = selected().slice(-SHOWN_ROUNDS);
-    const now = list.indexOf(current());
+    if (!isPaused) pause(true);
+    const list = [...$("rounds").children].map((one) => one.round);
+    const now = list.indexOf(chosen);
     choose(list[Math.min(list.length - 1, Math.max(0, now + step))]);
   });
   addEventListener("keydown", (event) => {
@@ -114,17 +115,23 @@ const selected = () => rounds.filter((one) => !$("request").value || one.request
 const current = () => chosen ?? selected().at(-1);
 
 function pause(wanted) {
-  isPaused = wanted;
+  // What can be chosen is what is shown; rounds go on coming.
+  if (wanted) strip();
   chosen = wanted ? current() : null;
+  hold(wanted);
+  draw();
+}
+
+function hold(wanted) {
+  isPaused = wanted;
   $("pause").setAttribute("aria-pressed", String(wanted));
   $("pause").textContent = wanted ? "Go on" : "Pause";
   isDirty = true;
-  draw();
 }
 
 function choose(round) {
   if (!round) return;
-  if (!isPaused) pause(true);
+  hold(true);
   chosen = round;
   draw();
 }
