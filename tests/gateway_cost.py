@@ -106,9 +106,10 @@ async def measure(requests: int) -> None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=30)
         times = {int(seed): values for seed, values in json.loads(drawn.read_text()).items()}
+    firsts: dict[str, list[float]] = {}
     for kind, by_seed in came.items():
         kept = {seed: values for seed, values in by_seed.items() if seed >= 2 * WARM_UP}
-        first = [(values[1] - values[0]) / 1e6 for values in kept.values()]
+        first = firsts[kind] = [(values[1] - values[0]) / 1e6 for values in kept.values()]
         delays = [
             (chunk - token) / 1e6
             for seed, values in kept.items()
@@ -119,6 +120,9 @@ async def measure(requests: int) -> None:
             f"delay of a chunk p50 {statistics.median(delays):.3f} ms "
             f"({len(first)} requests, {len(delays)} chunks)\n"
         )
+    # Of neighbours: what changes meanwhile is in both.
+    added = [http - grpc for grpc, http in zip(firsts["grpc"], firsts["http"], strict=True)]
+    sys.stdout.write(f"added to the first token by http, p50 of pairs: {statistics.median(added):.3f} ms\n")
 
 
 def main(

@@ -171,27 +171,28 @@ def renaming(fields: GenerationFields) -> Callable[[str], str]:
 
 def _request(fields: GenerationFields, request_id: str) -> inference_pb2.GenerateRequest:
     request = inference_pb2.GenerateRequest(request_id=request_id, cache_salt=fields.cache_salt or "")
-    request.sampling.temperature = DEFAULT_TEMPERATURE
-    _copy(fields, request.sampling, _SAMPLING)
-    _copy(fields, request.stopping, _STOPPING)
+    sampling, stopping = request.sampling, request.stopping
+    sampling.temperature = DEFAULT_TEMPERATURE
+    _copy(fields, sampling, _SAMPLING)
+    _copy(fields, stopping, _STOPPING)
     if fields.max_tokens is not None:
-        request.stopping.max_tokens = fields.max_tokens
+        stopping.max_tokens = fields.max_tokens
     if fields.top_k is not None:
-        request.sampling.top_k = max(fields.top_k, 0)
+        sampling.top_k = max(fields.top_k, 0)
     if fields.seed is not None:
-        request.sampling.seed = fields.seed % 2**64
+        sampling.seed = fields.seed % 2**64
     if fields.n is not None:
         request.num_outputs = fields.n
     if fields.priority is not None:
         request.priority = fields.priority
-    request.stopping.stop_strings.extend([fields.stop] if isinstance(fields.stop, str) else fields.stop or ())
-    request.stopping.stop_token_ids.extend(fields.stop_token_ids or ())
-    request.sampling.allowed_token_ids.extend(fields.allowed_token_ids or ())
+    stopping.stop_strings.extend([fields.stop] if isinstance(fields.stop, str) else fields.stop or ())
+    stopping.stop_token_ids.extend(fields.stop_token_ids or ())
+    sampling.allowed_token_ids.extend(fields.allowed_token_ids or ())
     for token, bias in (fields.logit_bias or {}).items():
-        request.sampling.logit_bias[_token_id(token)] = bias
+        sampling.logit_bias[_token_id(token)] = bias
     counts = fields.stream_options is not None and bool(fields.stream_options.continuous_usage_stats)
     request.response.token_ids = counts or bool(fields.return_token_ids)
-    _set_grammar(request.sampling, _grammars(fields))
+    _set_grammar(sampling, _grammars(fields))
     if fields.speculation is not None:
         _set_speculation(request.speculation, fields.speculation)
     return request
