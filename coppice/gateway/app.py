@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coppice.gateway.body_room import BodyRoom
 from coppice.gateway.config import GatewayConfig
 from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.endpoint import Endpoint, caller_metadata
@@ -73,8 +74,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 def application(upstream: Upstream, config: GatewayConfig, counts: GatewayCounts, rounds: RoundEvents) -> ASGIApp:
     """The ASGI application."""
-    models = Models(upstream)
-    endpoints = {path: kind(upstream, config, counts) for path, kind in ENDPOINTS.items()}
+    models, bodies = Models(upstream), BodyRoom()
+    endpoints = {path: kind(upstream, config, counts, bodies) for path, kind in ENDPOINTS.items()}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
         Route("/v1/coppice/rounds", rounds, methods=["GET"]),

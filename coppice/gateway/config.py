@@ -29,8 +29,10 @@ class GatewayConfig(Settings):
         gt=0,
         description="Deadline of a request; a header `X-Request-Timeout` can set an earlier one.",
     )
-    max_body_mib: Mebibytes = Field(default=8, ge=1, le=64, description="Largest body of a request.")
-    max_connections: int = Field(default=1024, ge=1, description="Connections served at once; others are refused.")
+    max_body_mib: Mebibytes = Field(default=1, ge=1, le=64, description="Largest body of a request.")
+    max_connections: int = Field(
+        default=512, ge=1, description="Connections at once; above it, idle ones are closed for new ones."
+    )
     receive_s: Seconds = Field(default=30.0, gt=0, description="How long a request may take to arrive.")
     unread_s: Seconds = Field(
         default=10.0, gt=0, description="How long a client may leave its answer unread before its connection ends."

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from coppice.gateway.body_room import BodyRoom
 from coppice.gateway.config import GatewayConfig
 from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.errors import SERVER, ApiError, invalid
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 TENANT_KEY = "x-tenant-id"
 REQUEST_ID = "x-request-id"
 REQUEST_TIMEOUT = "x-request-timeout"
+# For a body to arrive, once there is room for it.
+BODY_S = 10.0
 _MIB = 1024 * 1024
 
 
@@ -34,10 +37,11 @@ class Endpoint(ABC):
 
     kind: ClassVar[type[BaseModel]]
 
-    def __init__(self, upstream: Upstream, config: GatewayConfig, counts: GatewayCounts) -> None:
+    def __init__(self, upstream: Upstream, config: GatewayConfig, counts: GatewayCounts, bodies: BodyRoom) -> None:
         self._upstream = upstream
         self._config = config
         self._counts = counts
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; errors in OpenAI's shape."""
@@ -52,8 +56,7 @@ class Endpoint(ABC):
             identity = _identity(exchange) or identity
             request_id.set(identity)
             exchange.headers_sent[REQUEST_ID] = identity
-            fields = parse(await exchange.json_body(self._config.max_body_mib * _MIB), self.kind)
-            await self.respond(exchange, fields, identity)
+            await self.respond(exchange, await self._fields(exchange), identity)
         except ApiError as error:
             await exchange.refuse(error)
         except ClientGoneError:
@@ -65,6 +68,22 @@ class Endpoint(ABC):
             # Its text may have what is private; the id finds it in the log.
             logger.exception("unexpected error")
             await exchange.refuse(ApiError(500, f"internal error, request {identity}", SERVER))
+
+    async def _fields(self, exchange: HttpExchange) -> Any:
+        """The fields of the body, read when there is room for it.
+
+        Raises:
+            ApiError: they are refused.
+            ClientGoneError: the client has left.
+        """
+        max_bytes = self._config.max_body_mib * _MIB
+        async with self._bodies.hold(exchange.body_bytes(max_bytes), exchange.client):
+            try:
+                async with asyncio.timeout(BODY_S):
+                    body = await exchange.body(max_bytes)
+            except TimeoutError:
+                raise ApiError(408, f"the body did not arrive within {BODY_S:g} s", code="request_timeout") from None
+            return parse(body, self.kind)
 
     @abstractmethod
     async def respond(self, exchange: HttpExchange, fields: Any, identity: str) -> None:

@@ -32,6 +32,8 @@ class HttpExchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = Headers(scope=scope)
+        # IP address of the client; empty if the server does not know it.
+        self.client: str = (scope.get("client") or ("",))[0]
         self.headers_sent: dict[str, str] = {}
         # Of the answer, once it has begun.
         self.status: int | None = None
@@ -39,20 +41,30 @@ class HttpExchange:
         self._send = send
         self._last_s = asyncio.get_running_loop().time()
 
-    async def json_body(self, max_bytes: int) -> bytes:
-        """The body, which has to be declared as JSON: a web page cannot send that elsewhere without being allowed to.
+    def body_bytes(self, max_bytes: int) -> int:
+        """Bytes of the body as declared, or `max_bytes`; it has to be declared as JSON.
+
+        A web page cannot send JSON elsewhere without being allowed to.
 
         Raises:
             ApiError: it is too large, or declared as something else.
-            ClientGoneError: the client has left.
         """
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "the header Content-Type must be application/json", code="unsupported_media_type")
-        too_large = ApiError(413, f"the body has more than {max_bytes} bytes", code="request_too_large")
         declared = self.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > max_bytes:
-            raise too_large
+        size = int(declared[:20]) if declared.isdecimal() else max_bytes
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        return size
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The body.
+
+        Raises:
+            ApiError: it is too large.
+            ClientGoneError: the client has left.
+        """
         parts: list[bytes] = []
         size = 0
         while True:
@@ -62,7 +74,7 @@ class HttpExchange:
             part = message.get("body", b"")
             size += len(part)
             if size > max_bytes:
-                raise too_large
+                raise _too_large(max_bytes)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
@@ -141,6 +153,10 @@ class HttpExchange:
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body has more than {max_bytes} bytes", code="request_too_large")
 
 
 def _json(content: Any) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, ErrorDetails
 
 from coppice.gateway.errors import ApiError, invalid, unsupported
 
@@ -19,7 +19,23 @@ MAX_PROMPTS = 64
 Uint32 = Annotated[int, Field(ge=0, lt=2**32)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-TokenIdList = Annotated[list[Uint32], Field(max_length=2**20)]
+
+
+class _FirstError:
+    """Annotation of a list: validation ends with its first error, since a long list could have one for each item.
+
+    pydantic's own `FailFast` cannot be part of a union.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+Item = TypeVar("Item")
+Several = Annotated[list[Item], _FirstError()]
+TokenIdList = Annotated[Several[Uint32], Field(max_length=2**20)]
+# With more errors than these none is told.
+MOST_ERRORS = 100
 
 
 class _Body(BaseModel):
@@ -66,14 +82,14 @@ class StructuredOutputs(_Body):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Several[str] | None = None
 
 
 class SpeculationFields(_Body):
     """`speculation`, as SpeculationPolicy of `inference.proto`."""
 
     mode: Literal["auto", "off", "forced"] | None = None
-    sources: list[str] | None = None
+    sources: Several[str] | None = None
     max_nodes: Uint32 | None = None
     acceptance: Literal["sample-and-follow", "traversal"] | None = None
 
@@ -86,7 +102,7 @@ class GenerationFields(_Body):
     temperature: float | None = None
     top_p: float | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: str | Several[str] | None = None
     n: Uint32 | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
@@ -105,7 +121,7 @@ class GenerationFields(_Body):
     allowed_token_ids: TokenIdList | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Several[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     priority: Int32 | None = None
@@ -123,7 +139,7 @@ class GenerationFields(_Body):
 class CompletionFields(GenerationFields):
     """Body of /v1/completions. The last ones may only have the value of doing nothing."""
 
-    prompt: str | list[Uint32] | list[str] | list[list[Uint32]]
+    prompt: str | Several[Uint32] | Several[str] | Several[Several[Uint32]]
     logprobs: Uint32 | None = None
 
     best_of: Literal[1] | None = None
@@ -196,9 +212,9 @@ class MessageFields(_Body):
     """A message of a conversation. The last ones may only be null, as in answers that are sent back."""
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[TextPart] | None = None
+    content: str | Several[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCallFields] | None = None
+    tool_calls: Several[ToolCallFields] | None = None
     tool_call_id: str | None = None
 
     refusal: None = None
@@ -219,8 +235,8 @@ class TokenizeFields(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[MessageFields] | None = None
-    tools: list[ToolFields] | None = None
+    messages: Several[MessageFields] | None = None
+    tools: Several[ToolFields] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -245,17 +261,17 @@ class DetokenizeFields(_Body):
 class ChatFields(GenerationFields):
     """Body of /v1/chat/completions. The last ones may only have the value of doing nothing."""
 
-    messages: list[MessageFields]
+    messages: Several[MessageFields]
     max_completion_tokens: Uint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
-    tools: list[ToolFields] | None = None
+    tools: Several[ToolFields] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Several[Literal["text"]] | None = None
     functions: None = None
     function_call: None = None
     audio: None = None
@@ -301,6 +317,8 @@ def parse(body: bytes, kind: type[Fields]) -> Fields:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        if (count := error.error_count()) > MOST_ERRORS:
+            raise ApiError(400, f"{count} fields are not served, or have values of the wrong type") from None
         raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
 
 

@@ -56,7 +56,7 @@ class Generate(Endpoint):
         timeout_s = self.timeout_s(exchange)
         requests = self.requests(fields, identity)
         model = await self._upstream.model_named(fields.model, metadata)
-        calls = [self._upstream.generate(request, metadata, timeout_s) for request in requests]
+        calls = [self._upstream.generate(request, metadata, timeout_s, exchange.client) for request in requests]
         try:
             # The calls are sent in a turn of the event loop, before all that is needed for their answers.
             await asyncio.sleep(0)

@@ -1,4 +1,8 @@
-"""The HTTP server: uvicorn with bounds on heads, on slow requests and on clients that do not read."""
+"""The HTTP server: uvicorn with bounds on connections, heads, slow requests and clients that do not read.
+
+Work is scheduled fairly among hosts, as the gRPC services' guard does it: a client that has used its share is not read
+from for a while.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,44 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coppice.core.errors import UnavailableError
 from coppice.gateway.config import GatewayConfig
 from coppice.net.certificates import Certificates
+from coppice.net.guard.turnstile import Turnstile
 from coppice.net.server_contexts import ServerContexts
+
+logger = logging.getLogger(__name__)
 
 # Of a request's line and headers. Bodies have their own bound, which depends on the route.
 MAX_HEAD_BYTES = 64 * 1024
 # Between requests of one connection; above what clients and proxies keep theirs for.
 IDLE_S = 75
 START_TIMEOUT_S = 10.0
+# Requests of one connection before the first of them is answered.
+MAX_PIPELINED = 16
+# Bytes parsed at a time, and what they cost at least and by size, in units of the turnstile.
+_READ_BYTES = 4 * 1024
+_LEAST_UNITS = 3.0
+_BYTES_PER_UNIT = 1024
+# What a request with a body costs besides: it may become a call.
+_CALL_UNITS = 5.0
+# A host may have this share of the connections; uvicorn's own bound counts aborted ones, too.
+_HOST_SHARE = 0.75
+_ABORTED = 256
+# Before an idle connection may be closed for another one of its host: a flood of them is refused, which costs less.
+_LEAST_IDLE_S = 0.5
+_HANDSHAKE_S = 10.0
+MAX_HANDSHAKES = 256
+# Pause after a failure to accept, for example without file descriptors.
+_RETRY_S = 0.05
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -34,12 +60,71 @@ class _Server(uvicorn.Server):
         yield
 
 
+class OpenConnections:
+    """Connections by host, at most `most`. Where there are too many, the oldest idle one makes room for a newcomer.
+
+    It is one of the host with most connections, or of the newcomer's own if that has its share. The newcomer is
+    refused where all of them serve requests.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._hosts: dict[GuardedHttp, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def has_place(self, host: str) -> bool:
+        """Whether a host may have one more connection; closes another one for it if need be."""
+        if self._counts[host] + 1 > _HOST_SHARE * self._most:
+            crowd = host
+        elif len(self._hosts) < self._most:
+            return True
+        else:
+            crowd = max(self._counts, key=self._counts.__getitem__)
+        own = (connection for connection, name in self._hosts.items() if name == crowd)
+        oldest = next((connection for connection in own if connection.is_idle), None)
+        if oldest is None or (crowd == host and oldest.age_s < _LEAST_IDLE_S):
+            return False
+        self.remove(oldest)
+        oldest.transport.abort()
+        return True
+
+    def add(self, newcomer: GuardedHttp, host: str) -> None:
+        """Count a connection."""
+        self._hosts[newcomer] = host
+        self._counts[host] += 1
+
+    def remove(self, connection: GuardedHttp) -> None:
+        """Count a connection no more."""
+        if (host := self._hosts.pop(connection, None)) is not None:
+            self._counts[host] -= 1
+            if not self._counts[host]:
+                del self._counts[host]
+
+
+class _Flow(FlowControl):
+    """Flow of a connection that is not read from while it is held, whatever uvicorn wants."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """Stop reading."""
+        self.is_held = True
+        self.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
 class GuardedHttp(HttpToolsProtocol):
     """A connection that ends when a request takes long to arrive, has a large head, or its answer is not read."""
 
     # Seconds for a request to arrive, and for a client to read.
     receive_s: ClassVar[float]
     unread_s: ClassVar[float]
+    # Of all connections.
+    open_connections: ClassVar[OpenConnections]
+    turnstile: ClassVar[Turnstile]
 
     _arrival: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -49,15 +134,55 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: _Flow = _Flow(transport)
+        host = (transport.get_extra_info("peername") or ("",))[0]
+        self._inbound = bytearray()
+        self._account = self.turnstile.open(host, self._go_on)
+        self._opened_s = self.loop.time()
         self._await_request()
+        self.open_connections.add(self, host)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._arrival, self._unread):
             if timer is not None:
                 timer.cancel()
+        self.open_connections.remove(self)
+        self.turnstile.close(self._account)
+        self._inbound.clear()
         super().connection_lost(exc)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no whole request is being answered."""
+        return self._is_arriving or self.cycle is None or self.cycle.response_complete
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was opened."""
+        return self.loop.time() - self._opened_s
+
     def data_received(self, data: bytes) -> None:
+        is_first = not self._inbound
+        self._inbound += data
+        if is_first:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Read what has come, as far as its share goes; the turnstile calls this again."""
+        while self._inbound and not self.transport.is_closing():
+            part = bytes(self._inbound[:_READ_BYTES])
+            if not self.turnstile.take(self._account, max(_LEAST_UNITS, len(part) / _BYTES_PER_UNIT)):
+                self.flow.hold()
+                return
+            del self._inbound[: len(part)]
+            self._read(part)
+        if self.flow.is_held:
+            self.flow.is_held = False
+            # Else uvicorn goes on, once the application has read the body or answered.
+            if not self.pipeline and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
+                self.flow.resume_reading()
+
+    def _read(self, data: bytes) -> None:
         super().data_received(data)
         if not self._is_arriving or self.transport.is_closing():
             return
@@ -71,6 +196,8 @@ class GuardedHttp(HttpToolsProtocol):
                 self.transport.close()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests before the first one's answer")
         super().on_message_begin()
         self._is_arriving, self._in_head, self._head_bytes = True, True, 0
 
@@ -78,6 +205,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._in_head = False
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD_BYTES:
             raise ValueError("the head is too large")
+        if self.parser.get_method() == b"POST":
+            self.turnstile.charge(self._account, _CALL_UNITS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -109,27 +238,29 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
         UnavailableError: the address is taken or not local.
     """
     listener = _listener(config.listen_address)
+    connections = OpenConnections(config.max_connections)
+    bounds = {"receive_s": config.receive_s, "unread_s": config.unread_s}
+    of_all = {"open_connections": connections, "turnstile": Turnstile()}
     settings = uvicorn.Config(
         app,
-        http=type("BoundedHttp", (GuardedHttp,), {"receive_s": config.receive_s, "unread_s": config.unread_s}),
+        http=type("BoundedHttp", (GuardedHttp,), bounds | of_all),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        # uvicorn refuses at the number, not above it.
-        limit_concurrency=config.max_connections + 1,
+        limit_concurrency=config.max_connections + _ABORTED,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=round(config.grace_s),
     )
-    if certificates is not None:
-        settings.load()
-        settings.ssl = _context(certificates)
+    settings.load()
+    context = None if certificates is None else _context(certificates)
     # It would tell of every request that is not HTTP; what the application raises is told by its endpoints.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _Server(settings)
-    running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+    running = asyncio.create_task(server.serve(sockets=[]), name="http server")
+    accepting = asyncio.create_task(_accept(listener, server, connections, context), name="http accept")
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn has no event for it
@@ -137,8 +268,60 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
         host = config.listen_address.rpartition(":")[0]
         yield f"{host}:{listener.getsockname()[1]}"
     finally:
+        accepting.cancel()
+        await asyncio.wait({accepting})
+        listener.close()
         server.should_exit = True
         await running
+
+
+async def _accept(
+    listener: socket.socket, server: uvicorn.Server, connections: OpenConnections, context: ssl.SSLContext | None
+) -> None:
+    """Accept connections one at a time, with others' work in between; uvicorn would accept all that wait at once."""
+    loop, config = asyncio.get_running_loop(), server.config
+    # Oldest first.
+    handshakes: dict[asyncio.Task[None], None] = {}
+
+    def protocol() -> asyncio.Protocol:
+        kind: Any = config.http_protocol_class
+        made: asyncio.Protocol = kind(config=config, server_state=server.server_state, app_state=server.lifespan.state)
+        return made
+
+    try:
+        while True:
+            try:
+                client, address = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("accepting a connection failed: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if connections.has_place(address[0]):
+                task = asyncio.create_task(_begin(client, protocol, context), name="http handshake")
+                handshakes[task] = None
+                task.add_done_callback(lambda task: handshakes.pop(task, None))
+                if len(handshakes) > MAX_HANDSHAKES:
+                    next(iter(handshakes)).cancel()
+            else:
+                client.close()
+            await asyncio.sleep(0)
+    finally:
+        for task in handshakes:
+            task.cancel()
+
+
+async def _begin(
+    client: socket.socket, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None
+) -> None:
+    try:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        timeout_s = None if context is None else _HANDSHAKE_S
+        await asyncio.get_running_loop().connect_accepted_socket(
+            protocol, client, ssl=context, ssl_handshake_timeout=timeout_s
+        )
+    except (OSError, asyncio.CancelledError) as error:
+        logger.info("a connection failed to start: %s", error or "its handshake was evicted")
+        client.close()
 
 
 def _listener(address: str) -> socket.socket:
@@ -146,9 +329,11 @@ def _listener(address: str) -> socket.socket:
     host = host.strip("[]")
     try:
         [(family, *_), *_] = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        return socket.create_server((host, int(port)), family=family, backlog=1024)
+        listener = socket.create_server((host, int(port)), family=family, backlog=1024)
     except OSError as error:
         raise UnavailableError(f"cannot listen at {address}: {error}") from error
+    listener.setblocking(False)
+    return listener
 
 
 def _context(certificates: Certificates) -> ssl.SSLContext:

@@ -1,11 +1,16 @@
-"""The orchestrator of a gateway: calls with the caller's own token, and the model that it serves."""
+"""The orchestrator of a gateway: calls with the caller's own token, and the model that it serves.
+
+Clients without a token have fair shares by connection, so each generates over the channel of its address.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,6 +27,8 @@ SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].ful
 QUICK_TIMEOUT_S = 5.0
 # How long the served model's name is taken as known: a restarted orchestrator may serve another.
 KNOWN_S = 5.0
+# Channels for generations; addresses that are next to each other have different ones.
+NUM_CHANNELS = 16
 
 Metadata = Sequence[tuple[str, str]]
 Call = grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
@@ -41,23 +48,35 @@ class ServedModel:
 
 
 class Upstream:
-    """Calls of one orchestrator over one channel; close it."""
+    """Calls of one orchestrator; close it."""
 
     def __init__(self, address: str, served_model_name: str = "", certificates: Certificates | None = None) -> None:
         self._served_model_name = served_model_name
-        self._channel = open_channel(address, certificates=certificates)
+        self._open = partial(open_channel, address, certificates=certificates)
+        self._channel = self._open()
+        self._channels: dict[int, grpc.aio.Channel] = {}
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._known: ServedModel | None = None
         self._known_s = 0.0
 
     async def close(self) -> None:
-        """Close the channel and cancel its calls."""
-        await self._channel.close()
+        """Close the channels and cancel their calls."""
+        for channel in (self._channel, *self._channels.values()):
+            await channel.close()
 
-    def generate(self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float) -> Call:
-        """Begin a generation."""
-        call: Call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+    def generate(
+        self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float, client: str
+    ) -> Call:
+        """Begin a generation for a client at this IP address."""
+        try:
+            number = int(ipaddress.ip_address(client.partition("%")[0])) % NUM_CHANNELS
+        except ValueError:
+            number = 0
+        if number not in self._channels:
+            self._channels[number] = self._open(has_own_connection=True)
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channels[number])
+        call: Call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
         return call
 
     def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:

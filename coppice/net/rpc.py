@@ -117,15 +117,19 @@ def open_channel(
     max_reconnect_ms: int = RECONNECT_MAX_MS,
     keepalive_ms: int = KEEPALIVE_MS,
     certificates: Certificates | None = None,
+    *,
+    has_own_connection: bool = False,
 ) -> grpc.aio.Channel:
     """Channel with keepalive and quick reconnects, at most `max_reconnect_ms` apart.
 
-    Plaintext without certificates; with them it keeps the current ones for its lifetime.
+    Channels of one process to one address share a connection, unless they have their own. Plaintext without
+    certificates; with them it keeps the current ones for its lifetime.
     """
     options: list[tuple[str, Any]] = [
         *_CHANNEL_OPTIONS,
         ("grpc.max_reconnect_backoff_ms", max_reconnect_ms),
         *_keepalive(keepalive_ms),
+        ("grpc.use_local_subchannel_pool", int(has_own_connection)),
     ]
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=options)

@@ -71,7 +71,7 @@ def main(
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Rows of a result as a Markdown table."""
-    names = list(rows[0]["limit_mib"]) if rows else []
+    names = list(dict.fromkeys(name for row in rows for name in row["limit_mib"]))
     lines = [
         "| attack | requests | failed | p50 quiet, attack (ms) | p99 quiet, attack (ms) | ratio (limit) "
         f"| peak MiB: {', '.join(names)} | limit broken |",
@@ -86,7 +86,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             f"{quiet['p50_ms']:.0f}, {attack['p50_ms']:.0f}",
             f"{quiet['p99_ms']:.0f}, {attack['p99_ms']:.0f}",
             f"{row['ratio']:.2f} ({row['max_ratio']:g})",
-            ", ".join(f"{row['peak_mib'].get(name, 0.0):.0f}" for name in names),
+            ", ".join(f"{row['peak_mib'][name]:.0f}" if name in row["peak_mib"] else "-" for name in names),
             "; ".join(row["broken"]) or "none",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -1,4 +1,4 @@
-"""Settings and memory limits of the three services as the chart has them by default."""
+"""Settings and memory limits of the services as the chart has them by default."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def _values() -> dict[str, Any]:
         "orchestrator": values["orchestrator"],
         "verifier": values["verifier"],
         "drafter": values["drafterDefaults"],
+        "gateway": values["gateway"],
     }
 
 

@@ -1,4 +1,4 @@
-"""What is attacked: one verifier, one drafter and one orchestrator with the bundled models, one process each."""
+"""What is attacked: one verifier, drafter and orchestrator with the bundled models, and perhaps a gateway."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WatchedService(Service):
 
 @dataclass
 class Deployment:
-    """Running services by name: orchestrator, verifier and drafter."""
+    """Running services by name: orchestrator, verifier and drafter, and the gateway where clients speak HTTP."""
 
     services: dict[str, WatchedService]
     # The CA of the orchestrator's certificate; empty: its port is in plaintext.
@@ -49,8 +49,9 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where clients call."""
-        return self.services["orchestrator"].address
+        """Where clients call, as a URL where they speak HTTP."""
+        gateway = self.services.get("gateway")
+        return self.services["orchestrator"].address if gateway is None else f"http://{gateway.address}"
 
     def pids(self) -> dict[str, int]:
         """Process ids of all services; 0 for one that has ended."""
@@ -62,23 +63,27 @@ class Deployment:
         Raises:
             OSError: a service does not serve its metrics.
         """
-        held = await left_in(self.services)
+        held = await left_in({name: service for name, service in self.services.items() if name != "gateway"})
         return sum(count for name, count in held.items() if name.startswith("requests"))
 
     async def start(self) -> None:
-        """Start all services, the orchestrator last."""
+        """Start all services, those that call others last."""
         await asyncio.gather(self.services["verifier"].start(), self.services["drafter"].start())
-        await self.services["orchestrator"].start()
+        for name in ("orchestrator", "gateway"):
+            if name in self.services:
+                await self.services[name].start()
 
     async def stop(self) -> None:
-        """Stop all services, the orchestrator first."""
-        await self.services["orchestrator"].stop()
+        """Stop all services, those that call others first."""
+        for name in ("gateway", "orchestrator"):
+            if name in self.services:
+                await self.services[name].stop()
         await asyncio.gather(self.services["verifier"].stop(), self.services["drafter"].stop())
 
 
 @contextlib.asynccontextmanager
-async def deployed(*, tls: bool = False) -> AsyncIterator[Deployment]:
-    """The three services with the chart's settings, as `coppice up` starts them; clients may have to speak TLS."""
+async def deployed(*, tls: bool = False, http: bool = False) -> AsyncIterator[Deployment]:
+    """The services with the chart's settings, as `coppice up` starts them; clients may have to speak TLS, or HTTP."""
     chart = settings()
     common = {"HEALTH_PORT": "0", "GRACE_S": GRACE_S}
     verifier = WatchedService(
@@ -108,7 +113,11 @@ async def deployed(*, tls: bool = False) -> AsyncIterator[Deployment]:
             issued = certificates.directory(Path(directory), trustme.CA())
             ca, env["TLS_CERT"], env["TLS_KEY"] = issued.ca, issued.cert, issued.key
         orchestrator = WatchedService("orchestrator", "orchestrator", env)
-        deployment = Deployment({"orchestrator": orchestrator, "verifier": verifier, "drafter": drafter}, ca)
+        services = {"orchestrator": orchestrator, "verifier": verifier, "drafter": drafter}
+        if http:
+            env = {**chart["gateway"], "GRACE_S": GRACE_S, "ORCHESTRATOR_ADDRESS": orchestrator.address}
+            services["gateway"] = WatchedService("gateway", "coppice.gateway", env)
+        deployment = Deployment(services, ca)
         try:
             await deployment.start()
             yield deployment

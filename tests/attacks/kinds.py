@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.attacks import frame_attacks, message_attacks, tls_attacks
+from tests.attacks import frame_attacks, http_attacks, message_attacks, tls_attacks
 from tests.attacks.http2 import Attempt
 
-ORCHESTRATOR, VERIFIER, DRAFTER = "orchestrator", "verifier", "drafter"
+ORCHESTRATOR, VERIFIER, DRAFTER, GATEWAY = "orchestrator", "verifier", "drafter", "gateway"
 PATHS = {
     ORCHESTRATOR: b"/coppice.v1.InferenceService/Generate",
     VERIFIER: b"/coppice.v1.VerifierService/Verify",
     DRAFTER: b"/coppice.v1.DrafterService/Draft",
+    GATEWAY: b"/v1/completions",
 }
 # How much longer a request may take, at the 99th percentile, than beside a process that keeps the same core busy.
 MAX_RATIO = 2.0
@@ -114,12 +115,34 @@ _TLS: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "rapid-reset": (frame_attacks.rapid_reset, MAX_FLOOD_RATIO),
     "headers-only": (frame_attacks.headers_only, MAX_FLOOD_RATIO),
 }
+# On the gateway's port, as `http:NAME`, with the good client there, too.
+_HTTP: dict[str, tuple[Callable[[Attempt], None], float]] = {
+    "idle": (http_attacks.idle, MAX_RATIO),
+    "slow-head": (http_attacks.slow_head, MAX_RATIO),
+    "slow-body": (http_attacks.slow_body, MAX_RATIO),
+    "large-bodies": (http_attacks.large_bodies, MAX_RATIO),
+    "endless-body": (http_attacks.endless_body, MAX_RATIO),
+    "stop-strings": (http_attacks.stop_strings, MAX_RATIO),
+    "deep-json": (http_attacks.deep_json, MAX_RATIO),
+    "huge-head": (http_attacks.huge_head, MAX_FLOOD_RATIO),
+    "pipelined": (http_attacks.pipelined, MAX_FLOOD_RATIO),
+    "health": (http_attacks.health, MAX_FLOOD_RATIO),
+    "reconnects": (http_attacks.reconnects, MAX_RATIO),
+    "aborts": (http_attacks.aborts, MAX_FLOOD_RATIO),
+    "unread": (http_attacks.unread, MAX_VALID_RATIO),
+    "garbage": (http_attacks.garbage, MAX_RATIO),
+    "schemas": (http_attacks.schemas, MAX_RATIO),
+    "regexes": (http_attacks.regexes, MAX_RATIO),
+    "users": (http_attacks.users, MAX_VALID_RATIO),
+    "greedy": (http_attacks.greedy, MAX_VALID_RATIO),
+}
 
 
 def _attacks() -> dict[str, Attack]:
     rows = [Attack(name, ORCHESTRATOR, run, ratio) for name, (run, ratio) in _ALL.items()]
     rows += [Attack(f"{service}:{name}", service, *_ALL[name]) for service in (VERIFIER, DRAFTER) for name in _INSIDE]
     rows += [Attack(f"tls:{name}", ORCHESTRATOR, run, ratio, tls=True) for name, (run, ratio) in _TLS.items()]
+    rows += [Attack(f"http:{name}", GATEWAY, run, ratio) for name, (run, ratio) in _HTTP.items()]
     rows.append(Attack(f"{VERIFIER}:large-drafts", VERIFIER, message_attacks.large_drafts, MAX_RATIO))
     return {row.name: row for row in rows}
 

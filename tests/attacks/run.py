@@ -23,7 +23,7 @@ from tests.attacks.attacker import BUSY, SLACK_S, STARTED
 from tests.attacks.chart_limits import memory_limits_mib
 from tests.attacks.deployment import Deployment, cpu_s, deployed, memory_mib, reset_peak
 from tests.attacks.good_client import LASTING, NEW, TIMEOUT_S
-from tests.attacks.kinds import Attack
+from tests.attacks.kinds import GATEWAY, Attack
 
 SAMPLE_S = 0.05
 # A quiet phase lasts until there are so many requests, and no longer than that.
@@ -192,7 +192,7 @@ class Run:
         self._client = client
         self._settings = settings
         self._tell = tell
-        self._limits = memory_limits_mib()
+        self._limits = {name: limit for name, limit in memory_limits_mib().items() if name in deployment.services}
         self._started_mib: dict[str, float] = {}
         # Of the quiet phase that has just been, which is also the next row's.
         self._quiet: list[Request] = []
@@ -278,7 +278,7 @@ class Run:
 
     async def _quiet_phase(self) -> list[Request]:
         """The good client beside a process that only keeps the core busy."""
-        address = self._deployment.address
+        address = self._deployment.services["orchestrator"].address
         async with _attacker(BUSY, address, self._settings, MOST_QUIET_S):
             begin_s = time.monotonic()
             while time.monotonic() < begin_s + MOST_QUIET_S:
@@ -339,15 +339,15 @@ class Run:
 async def attacked(
     attacks: Sequence[Attack], settings: Settings, tell: Callable[[str], None] = lambda _: None
 ) -> list[Row]:
-    """Attack a deployment of its own, and one with TLS; a row for each attack, those with TLS last.
+    """Attack a deployment of its own, one with TLS and one with a gateway; a row for each attack, in this order.
 
     Raises:
         ChildError: a service did not start.
     """
     rows = []
-    for tls in (False, True):
-        if those := [attack for attack in attacks if attack.tls is tls]:
-            async with deployed(tls=tls) as deployment:
+    for tls, http in ((False, False), (True, False), (False, True)):
+        if those := [attack for attack in attacks if (attack.tls, attack.service == GATEWAY) == (tls, http)]:
+            async with deployed(tls=tls, http=http) as deployment:
                 rows += await _rows(those, deployment, settings, tell)
     return rows
 
@@ -388,7 +388,7 @@ def _counted(failed: dict[str, int]) -> str:
 
 HEADER = (
     f"{'attack':28} {'requests':>8} {'failed':>6} {'wrong':>5} {'p50 ms':>13} {'p99 ms':>15} {'ratio':>6}  "
-    f"{'peak MiB (orchestrator, verifier, drafter)':42}  broken"
+    f"{'peak MiB (orchestrator, verifier, drafter, gateway)':51}  broken"
 )
 
 
@@ -399,7 +399,7 @@ def line(row: Row) -> str:
     p99 = f"{row.quiet.p99_ms:.0f} -> {row.attack.p99_ms:.0f}"
     return (
         f"{row.name:28} {row.attack.requests:8} {sum(row.failed.values()):6} {row.wrong:5} {p50:>13} {p99:>15} "
-        f"{row.ratio:6.2f}  {peak:42}  {'; '.join(row.broken) or '-'}"
+        f"{row.ratio:6.2f}  {peak:51}  {'; '.join(row.broken) or '-'}"
     )
 
 

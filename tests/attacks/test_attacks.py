@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.attacks import chart_limits, http2, message_attacks
+from tests.attacks import chart_limits, http2, http_attacks, message_attacks
 from tests.attacks.http2 import DATA, PING, Attempt, Connection, Target, TimeIsUpError, integer, literal, numbered
 from tests.attacks.kinds import ATTACKS, PATHS, chosen
 from tests.attacks.message_attacks import check_messages
@@ -19,7 +19,7 @@ from tests.attacks.run import HEADER, Settings, attacked, line
 from tests.raw_http2 import ACK, END_HEADERS, HEADERS, frame
 
 # Of each way to attack, one: streams, headers, large messages, many of them, handshakes.
-ROWS = "rapid-reset,bad-path,large-stop-strings,many-medium,tls:full"
+ROWS = "rapid-reset,bad-path,large-stop-strings,many-medium,tls:full,http:slow-body,http:pipelined"
 SECONDS = 2.0
 # Of an attack on a server that does nothing, and how late it may end on a busy machine.
 TRY_S, LATE_S = 0.03, 5.0
@@ -52,7 +52,7 @@ def test_limits_are_the_charts() -> None:
     assert (
         chart_limits.memory_limits_mib().keys()
         == chart_limits.settings().keys()
-        == {"orchestrator", "verifier", "drafter"}
+        == {"orchestrator", "verifier", "drafter", "gateway"}
     )
 
 
@@ -84,11 +84,15 @@ def _accept(server: socket.socket, *, closes: bool) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.tls or ":" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name, attack in ATTACKS.items() if name.startswith(("tls:", "http:")) or ":" not in name]
+)
 def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Larger ones take longer to make than the attack lasts.
     monkeypatch.setattr(message_attacks, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr(message_attacks, "MEDIUM_BYTES", 1 << 16)
+    monkeypatch.setattr(http_attacks, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr(http_attacks, "PIPELINED", 100)
     monkeypatch.setattr(http2, "_CONNECT_S", 10 * TRY_S)
     monkeypatch.setattr(http2, "_HANDSHAKE_S", 10 * TRY_S)
     attack = ATTACKS[name]

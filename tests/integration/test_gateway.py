@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import time
@@ -14,9 +15,12 @@ import trustme
 
 from coppice.client import Options
 from coppice.core.sampling import output_seed
+from coppice.gateway import endpoint
 from coppice.gateway.config import GatewayConfig
+from coppice.gateway.upstream import Upstream
 from coppice.net.access_token import token_digest
 from coppice.settings import ConfigError
+from coppice.v1 import inference_pb2
 from tests.certificates import directory, issue
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
@@ -628,3 +632,49 @@ async def test_both_sides_speak_tls_with_the_current_certificate(start_fakes: St
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="ORCHESTRATOR_TLS_CA must be set"):
         GatewayConfig(orchestrator_address="127.0.0.1:1", orchestrator_tls_name="x")
+
+
+async def test_more_requests_than_may_wait_for_an_answer_end_the_connection(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier()) as (_, one), gateway_to(one.address) as address:
+        few = await answers_to(address, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 8)
+        many = await answers_to(address, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)
+    assert few == [200] * 8
+    assert len(many) < 40
+    assert many[-1] == 400
+
+
+async def answers_to(address: str, requests: bytes) -> list[int]:
+    """Statuses of what is answered until nothing comes for a while."""
+    reader, writer = await opened(address)
+    writer.write(requests)
+    received = b""
+    with contextlib.suppress(TimeoutError):
+        while part := await asyncio.wait_for(reader.read(1 << 16), 1.0):
+            received += part
+    writer.close()
+    return [int(rest[:3]) for rest in received.split(b"HTTP/1.1 ")[1:]]
+
+
+async def test_a_body_that_comes_slowly_gives_its_room_back(
+    start_fakes: StartFakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "BODY_S", 0.2)
+    async with start_fakes(FakeVerifier()) as (_, one), gateway_to(one.address) as address:
+        reader, writer = await opened(address)
+        head = {"content-length": str(2**20)}
+        writer.write(request_bytes("POST", COMPLETIONS, headers=head).replace(b"content-length: 0\r\n", b"") + b"{")
+        status, _ = await head_of(reader)
+        writer.close()
+    assert status == 408
+
+
+async def test_clients_of_other_addresses_have_other_connections_to_the_orchestrator(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier()) as (_, one):
+        upstream = Upstream(one.address)
+        request = inference_pb2.GenerateRequest(prompt="def ")
+        request.stopping.max_tokens = 2
+        for client in ("127.0.0.1", "127.0.0.2", "127.0.0.1", "::1", ""):
+            async for _ in upstream.generate(request, (), 5.0, client):
+                pass
+        assert len(upstream._channels) == 3
+        await upstream.close()

@@ -1,0 +1,98 @@
+"""What bounds a stranger at the gateway's door: places of connections, room for bodies, errors of long lists."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from coppice.gateway.body_room import SMALL_BYTES, BodyRoom
+from coppice.gateway.errors import ApiError
+from coppice.gateway.fields import CompletionFields, parse
+from coppice.gateway.http_server import OpenConnections
+
+
+class FakeConnection:
+    """A connection as `OpenConnections` sees it."""
+
+    def __init__(self, *, is_idle: bool = True, age_s: float = 9.0) -> None:
+        self.is_idle = is_idle
+        self.age_s = age_s
+        self.transport = self
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def filled(connections: OpenConnections, host: str, some: list[Any]) -> None:
+    for one in some:
+        assert connections.has_place(host)
+        connections.add(one, host)
+
+
+def test_a_host_has_its_share_of_places_and_the_oldest_idle_one_makes_room() -> None:
+    connections = OpenConnections(8)
+    own = [FakeConnection(is_idle=number != 0) for number in range(6)]
+    filled(connections, "a", own)
+    assert connections.has_place("a")
+    assert [one.is_aborted for one in own] == [False, True, False, False, False, False]
+    filled(connections, "a", [FakeConnection()])
+    # Others still have places, two without anybody losing one.
+    filled(connections, "b", [FakeConnection(), FakeConnection()])
+    assert sum(one.is_aborted for one in own) == 1
+    # All places are taken: that of the host with most.
+    assert connections.has_place("c")
+    assert [one.is_aborted for one in own] == [False, True, True, False, False, False]
+
+
+def test_a_flood_is_refused_and_what_serves_requests_stays() -> None:
+    young = OpenConnections(8)
+    flood = [FakeConnection(age_s=0.1) for _ in range(6)]
+    filled(young, "a", flood)
+    assert not young.has_place("a")
+    busy = OpenConnections(8)
+    streams = [FakeConnection(is_idle=False) for _ in range(6)]
+    filled(busy, "a", streams)
+    assert not busy.has_place("a")
+    assert not any(one.is_aborted for one in (*flood, *streams))
+    busy.remove(streams[0])  # type: ignore[arg-type]
+    assert busy.has_place("a")
+
+
+async def test_large_bodies_wait_for_room_and_the_host_that_holds_least_is_next() -> None:
+    room, order = BodyRoom(10 * SMALL_BYTES), list[str]()
+    go_on = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1")}
+
+    async def read(name: str) -> None:
+        async with room.hold(4 * SMALL_BYTES, name[0]):
+            order.append(name)
+            await go_on[name].wait()
+
+    running = {}
+    for name in go_on:
+        running[name] = asyncio.create_task(read(name))
+        await asyncio.sleep(0)
+    async with room.hold(SMALL_BYTES, "a"):
+        order.append("small")
+    assert order == ["a1", "a2", "small"]
+    # One that leaves while it waits is left out.
+    running["a3"].cancel()
+    for name in ("a1", "b1", "a2", "a4"):
+        go_on[name].set()
+        await asyncio.wait({running[name]}, timeout=5)
+    assert order == ["a1", "a2", "small", "b1", "a4"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt": [None] * 5000}, {"prompt": "a", "stop": [1] * 5000}, {f"k{number}": 1 for number in range(5000)}],
+    ids=["prompts", "stop strings", "fields"],
+)
+def test_a_long_list_of_mistakes_is_one_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(json.dumps({"model": "toy", **fields}).encode(), CompletionFields)
+    assert refused.value.status == 400
+    assert len(json.dumps(refused.value.body())) < 300
