@@ -330,6 +330,10 @@ def installed(packages: Path, package: str) -> Any:
     return found
 
 
-def test_anything_else_is_left_as_it_is(tmp_path: Path) -> None:
-    for model in ("org/model", str(tmp_path), str(tmp_path / "missing.gguf")):
-        assert local_model(model) == model
+def test_a_directory_is_left_as_it_is_and_what_is_nowhere_is_refused(tmp_path: Path) -> None:
+    assert local_model(str(tmp_path)) == str(tmp_path)
+    for missing in (tmp_path / "missing.gguf", tmp_path / "missing"):
+        with pytest.raises(IncompatibleError, match=f"there is no (file|directory) {missing}"):
+            local_model(str(missing))
+    with pytest.raises(IncompatibleError, match=r"did you mean smollm2-135m\?"):
+        local_model("smolm2-135m")

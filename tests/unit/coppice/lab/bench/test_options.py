@@ -13,7 +13,7 @@ from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 IN_PASS = ("ablation", "--suite", "in-pass")
 BAD = (
     (("latency",), "--prompts", "missing.jsonl", "missing.jsonl"),
-    (("latency",), "--target", "missing-target", "--target: no checkpoint"),
+    (("latency",), "--target", "missing-target", "there is no directory missing-target"),
     (("latency",), "--drafter", "small-lm=missing-drafter", "--drafter: no checkpoint"),
     (("latency",), "--drafter", "diffusion=x", "--drafter: "),
     (("latency",), "--temperature", "-1", "--temperature: "),
