@@ -38,6 +38,7 @@ LONG = (
     "integration/test_conformance_command.py",
     "unit/verifier_svc/test_preemption.py",
     "repo/test_wheel.py",
+    "families/test_families.py",
     "integration/test_conformance.py",
     "integration/test_verifier_process.py",
     "unit/verifier_svc/model/test_rope_regimes.py",

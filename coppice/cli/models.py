@@ -91,17 +91,18 @@ def checked(model: str) -> dict[str, Any]:
     Raises CoppiceError, OSError or ValueError if it cannot be a target.
     """
     from verifier_svc.config import VerifierConfig
+    from verifier_svc.layers.kinds import layer_kinds
     from verifier_svc.model.loading import load_probed_target
 
     target, info = load_probed_target(VerifierConfig.from_env({"MODEL": model}))
     config = target.model.config.get_text_config()
-    layers = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    kinds = {kind: layers.count(kind) for kind in dict.fromkeys(layers)}
+    # Of committed tokens, and after the pending tokens of a pass.
+    states = 0 if target.recurrent is None else 2 * target.recurrent.bytes_per_state
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
     return {
         "name": info.name,
         "family": config.model_type,
-        "layers": ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
+        "layers": ", ".join(f"{number} {kind}" for kind, number in layer_kinds(target.model).items()),
         "parameters": info.num_parameters,
         "dtype": info.dtype,
         "quantization": info.quantization,
@@ -111,6 +112,8 @@ def checked(model: str) -> dict[str, Any]:
         "chat_template": bool(info.chat_template),
         "fingerprint": info.tokenizer_fingerprint,
         "weights": info.weights_fingerprint,
+        "bytes_per_token": target.bytes_per_slot,
+        "bytes_per_sequence": states,
         "peak_memory_mib": round(peak / MIB),
     }
 

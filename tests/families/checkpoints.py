@@ -65,6 +65,12 @@ def _build(family: Family, seed: int) -> PreTrainedModel:
     return model
 
 
+# Names that some configurations have others for.
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    "max_position_embeddings",
+)
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2}
 # Prompts in chunks, whose closed form rounds otherwise than token by token.
 _CHUNKED = 2e-3
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -137,6 +143,81 @@ FAMILIES: dict[str, Family] = {
         },
         near_tie_gap=_CHUNKED,
     ),
+    "granite-4": Family(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "position_embedding_type": "nope",
+        },
+        near_tie_gap=_CHUNKED,
+    ),
+    "bamba": Family(
+        "BambaForCausalLM", {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]}, near_tie_gap=_CHUNKED
+    ),
+    "nemotron-h": Family(
+        "NemotronHForCausalLM",
+        {
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+        },
+        near_tie_gap=_CHUNKED,
+    ),
+    "falcon-h1": Family(
+        "FalconH1ForCausalLM",
+        {**_MAMBA, "mamba_d_ssm": 64, "head_dim": 8, "mamba_rms_norm": False},
+        near_tie_gap=_CHUNKED,
+    ),
+    "mamba-2": Family(
+        "Mamba2ForCausalLM",
+        {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2},
+        without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+        near_tie_gap=_CHUNKED,
+    ),
+    "bloom": Family(
+        "BloomForCausalLM",
+        {"n_layer": 2, "n_head": _HEADS},
+        without=("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    ),
+    "mpt": Family(
+        "MptForCausalLM",
+        {"d_model": _HIDDEN, "n_layers": 2, "n_heads": _HEADS, "expansion_ratio": 2, "max_seq_len": CONTEXT},
+        without=_SIZES,
+    ),
+    "llama-4": Family(
+        "Llama4ForCausalLM",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 32,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+            "floor_scale": 16,
+            "interleave_moe_layer_step": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "qwen-3": Family("Qwen3ForCausalLM", {"head_dim": 8}),
+    "mistral": Family("MistralForCausalLM", {"sliding_window": 32}),
+    "gemma-2": Family("Gemma2ForCausalLM", {"head_dim": 8, "sliding_window": 32, "query_pre_attn_scalar": 8}),
+    "gemma-3": Family("Gemma3ForCausalLM", {"head_dim": 8, "sliding_window": 32, "query_pre_attn_scalar": 8}),
+    "phi-3": Family("Phi3ForCausalLM"),
+    "gpt-2": Family(
+        "GPT2LMHeadModel",
+        {"n_embd": _HIDDEN, "n_layer": 2, "n_head": _HEADS, "n_positions": CONTEXT},
+        without=_SIZES,
+    ),
 }
 
 
@@ -148,5 +229,5 @@ def plan_for(family: Family, directory: Path, tokens: int, changes: int, cases: 
 
 def row_of(name: str, family: Family, target: TargetModel, info: TargetInfo) -> str:
     """Row of the table of families in the documents: a loaded checkpoint's layers and exactness."""
-    kinds = ", ".join(layer_kinds(target.model))
+    kinds = ", ".join(f"{number} {kind}" for kind, number in layer_kinds(target.model).items())
     return f"| {name} | `{family.model}` | {kinds} | {'strict' if info.exact else 'fast'} |\n"

@@ -133,7 +133,8 @@ def alone(witness: Witness, info: TargetInfo, reference: Reference) -> Reference
 def generated(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
     """transformers' own greedy output, EOS or not, and how far the two best logits were apart at each place.
 
-    Without its cache where rope factors depend on the text's length, since its keys would be turned by others.
+    Without its cache where rope factors depend on the text's length, since its keys would be turned by others, and for
+    Nemotron-H, whose steps have a lower bound in prompts alone.
     """
     rope_type = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type")
     result = model.generate(
@@ -141,7 +142,7 @@ def generated(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) ->
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=num_tokens,
         do_sample=False,
-        use_cache=rope_type not in ("longrope", "dynamic"),
+        use_cache=rope_type not in ("longrope", "dynamic") and model.config.model_type != "nemotron_h",
         eos_token_id=None,
         output_logits=True,
         return_dict_in_generate=True,

@@ -23,13 +23,16 @@ class AttentionRule:
     """Softmax parameters of a layer; None for options that the model does not use.
 
     `sinks` [heads] are scores of keys without a value, `softcap` bounds scores by its tanh, `sliding_window` is the
-    number of last positions that a row sees.
+    number of last positions that a row sees, `chunk` the size of the parts of a text within which it sees others.
+    `slopes` [heads] times the distance of a key are subtracted from its score (ALiBi).
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
+    slopes: Tensor | None = None
 
 
 class AttentionKernel(Protocol):

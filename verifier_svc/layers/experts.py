@@ -18,6 +18,8 @@ from coppice.kernels.cpu.packed_linear import packed_product
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 
+# Experts that get their rows sorted.
+_SORTED = frozenset({"Llama4TextExperts"})
 # The interface of transformers' experts (`use_experts_implementation`).
 _MARKS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 
@@ -60,6 +62,33 @@ class PackedExperts(nn.Module):
         return outputs[:count]
 
 
+class PackedSortedExperts(nn.Module):
+    """Replacement for experts that get the rows of a pass once for each expert, zero where it was not chosen (Llama 4).
+
+    `num_rows` as in `PackedExperts`.
+    """
+
+    def __init__(self, experts: Any, up: Iterable[PackedLinear], down: Iterable[PackedLinear]) -> None:
+        """`up` and `down` are the products of every expert; the activation is that of `experts`."""
+        super().__init__()
+        self.experts = experts
+        self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
+        self.num_rows = 0
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`hidden_states` [experts * N, hidden] to the same shape."""
+        output = torch.zeros_like(hidden_states)
+        size = len(hidden_states) // len(self.up)
+        for expert in range(len(self.up)):
+            rows = hidden_states[expert * size : expert * size + self.num_rows]
+            places = rows.any(-1).nonzero()[:, 0]
+            if count := len(places):
+                even = F.pad(rows[places], (0, 0, 0, -count % ROW_MULTIPLE))
+                gate, up = self.up[expert](even).chunk(2, -1)
+                output[expert * size + places] = self.down[expert](up * self.experts.act_fn(gate))[:count]
+        return output
+
+
 def pack_experts(model: nn.Module) -> int:
     """Replace all modules of experts of a model in single precision on a CPU; returns the number replaced.
 
@@ -74,12 +103,15 @@ def pack_experts(model: nn.Module) -> int:
     return replaced
 
 
-def packed_experts(model: nn.Module) -> list[PackedExperts]:
+def packed_experts(model: nn.Module) -> list[PackedExperts | PackedSortedExperts]:
     """The replaced experts of a model."""
-    return [module for module in model.modules() if isinstance(module, PackedExperts)]
+    return [module for module in model.modules() if isinstance(module, PackedExperts | PackedSortedExperts)]
 
 
-def _packed(module: Any) -> PackedExperts | None:
+def _packed(module: Any) -> PackedExperts | PackedSortedExperts | None:
+    if type(module).__name__ in _SORTED:
+        up, down = _products(module, "gate_up_proj"), _products(module, "down_proj")
+        return None if up is None or down is None else PackedSortedExperts(module, up, down)
     if not all(hasattr(module, mark) for mark in _MARKS) or module.has_post_expert_norm:
         return None
     name = "gate_up_proj" if module.has_gate else "up_proj"
@@ -95,7 +127,9 @@ def _products(module: Any, name: str) -> list[PackedLinear] | None:
         return None
     layers = []
     for expert in range(len(weights)):
-        weight = weights.data[expert].t().contiguous() if module.is_transposed else weights.data[expert]
+        weight = (
+            weights.data[expert].t().contiguous() if getattr(module, "is_transposed", True) else weights.data[expert]
+        )
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=biases is not None, device="meta")
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if biases is not None:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from verifier_svc.layers.gated_delta import GatedDelta
+from verifier_svc.layers.mamba2 import Mamba2
 from verifier_svc.layers.recurrence import RecurrentLayer, RecurrentStates
 from verifier_svc.layers.short_convolution import ShortConvolution
 
-KINDS: tuple[type[RecurrentLayer], ...] = (ShortConvolution, GatedDelta)
+KINDS: tuple[type[RecurrentLayer], ...] = (ShortConvolution, GatedDelta, Mamba2)
 
 # Attribute of a module that has its layer.
 _LAYER = "coppice_layer"

@@ -20,6 +20,7 @@ from coppice.core.errors import IncompatibleError
 from coppice.core.tree import ROOT, TokenTree, chain
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, moved
+from verifier_svc.layers.attention_traits import last_plain_start
 from verifier_svc.model.rope_regimes import position_limit
 from verifier_svc.model.target_model import TargetModel
 
@@ -49,7 +50,7 @@ class ConformanceProbe:
         self._position_limit = position_limit(model)
         tokens = min(_END_TOKENS, self._position_limit)
         self._ends = [generator.integers(0, vocab_size, tokens).tolist() for _ in range(2)]
-        self._starts = 0, self._position_limit - tokens
+        self._starts = 0, last_plain_start(model, self._position_limit - tokens)
         self._expected_ends = [
             _logits_from(model, text, start) for text, start in zip(self._ends, self._starts, strict=True)
         ]

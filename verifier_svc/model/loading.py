@@ -40,6 +40,7 @@ from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
+from verifier_svc.layers.attention_traits import CHUNKED
 from verifier_svc.layers.experts import pack_experts
 from verifier_svc.layers.registry import recurrent_modules
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
@@ -65,8 +66,8 @@ from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
 
-# Layer kinds whose state is keys and values.
-_SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Layer kinds whose state is keys and values, or that have none.
+_SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", CHUNKED, "mlp", "moe"})
 # Blocks for the probe; the final number needs the size of a token, known after a pass.
 _PROBE_BLOCKS = 16
 # States at borders of shared blocks, at least, if they fit.

@@ -88,7 +88,9 @@ def trained_length(model: PreTrainedModel) -> int | None:
 
 def position_limit(model: PreTrainedModel) -> int:
     """Largest number of tokens of a text."""
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_POSITION_LIMIT
+    config = model.config.get_text_config()
+    names = ("max_position_embeddings", "max_seq_len")
+    stated = next((limit for name in names if (limit := getattr(config, name, None))), _NO_POSITION_LIMIT)
     trained = trained_length(model)
     return stated if trained is None else min(stated, trained)
 

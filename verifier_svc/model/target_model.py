@@ -30,6 +30,8 @@ from verifier_svc.extras.redraft.rows import MaskRows
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.even_functions import EvenFunctions
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
+from verifier_svc.layers.alibi import install_alibi
+from verifier_svc.layers.attention_traits import attention_traits
 from verifier_svc.layers.experts import packed_experts
 from verifier_svc.layers.registry import install_layers
 from verifier_svc.model.cpu_threads import CpuThreads
@@ -120,7 +122,7 @@ class TargetModel:
         self._threads = threads
         self.device = next(model.parameters()).device
         self._model = model
-        self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
+        self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact), attention_traits(model))
         self._graphs: PassGraphs | None = None
         self._masks: MaskRows | None = None
         self._pruned: PrunedLayers | None = None
@@ -137,12 +139,13 @@ class TargetModel:
         # As in TargetInfo.
         self.rope_boundary = make_rotary_rowwise(model)
         self._experts = packed_experts(model)
-        is_extended = bool(self._experts) or self.recurrent is not None
-        self._functions = EvenFunctions() if exact and is_extended else nullcontext()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
-        if model.config._attn_implementation != self._attention.name:
+        is_replaced = model.config._attn_implementation == self._attention.name
+        if not is_replaced and not install_alibi(model, self._attention.attend):
             raise IncompatibleError(f"{type(model).__name__} does not support replacing its attention")
+        is_extended = bool(self._experts) or self.recurrent is not None or not is_replaced
+        self._functions = EvenFunctions() if exact and is_extended else nullcontext()
 
     @property
     def model(self) -> PreTrainedModel:

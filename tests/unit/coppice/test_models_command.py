@@ -12,6 +12,7 @@ from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import CACHE_VARIABLE, CATALOGUE
 from coppice.cli.__main__ import app
 from coppice.cli.options import DEFAULT_TARGET, topology_spec
+from tests.families.checkpoints import FAMILIES, Family
 from tests.tiny_checkpoint import write_tiny_llama
 
 RUN = CliRunner()
@@ -59,9 +60,27 @@ def test_a_target_is_checked_without_being_served(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "model", vocab_size=64, max_context_tokens=64)
     result = RUN.invoke(app, ["models", "--check", str(tmp_path / "model"), "--json"])
     found = json.loads(result.stdout)
-    assert (found["family"], found["layers"], found["vocabulary"]) == ("llama", "2 full_attention", 64)
+    assert (found["family"], found["layers"], found["vocabulary"]) == ("llama", "2 full attention", 64)
+    # Keys and values of two layers with two heads of eight numbers each.
+    assert (found["bytes_per_token"], found["bytes_per_sequence"]) == (2 * 2 * 2 * 8 * 4, 0)
     assert found["exactness"] in ("STRICT", "FAST")
     assert not found["chat_template"]
+
+
+def test_recurrent_layers_are_told_with_their_memory(tmp_path: Path) -> None:
+    FAMILIES["lfm2"].write(tmp_path)
+    found = json.loads(RUN.invoke(app, ["models", "--check", str(tmp_path), "--json"]).stdout)
+    assert found["layers"] == "1 full attention, 3 short convolution"
+    # Two states of three layers with the last two inputs of 32 channels.
+    assert (found["bytes_per_token"], found["bytes_per_sequence"]) == (2 * 2 * 8 * 4, 2 * 3 * 2 * 32 * 4)
+
+
+def test_layers_of_an_unknown_kind_are_told(tmp_path: Path) -> None:
+    settings = {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}
+    Family("JambaForCausalLM", {**settings, "mamba_d_state": 8, "mamba_dt_rank": 4}).write(tmp_path)
+    result = RUN.invoke(app, ["models", "--check", str(tmp_path)])
+    assert result.exit_code in (1, 2)
+    assert "JambaForCausalLM has layers of kind linear_attention" in plain(result.output)
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ class CompiledKernel:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """See `AttentionKernel`; supports plain softmax in single precision, with or without a window."""
-        if rule.softcap is not None or rule.sinks is not None:
-            raise KernelLimitError("the compiled kernel supports neither soft caps nor sinks")
+        if any(part is not None for part in (rule.softcap, rule.sinks, rule.chunk, rule.slopes)):
+            raise KernelLimitError("the compiled kernel supports neither soft caps, sinks, chunks nor slopes")
         if query.dtype != torch.float32 or query.device.type != "cpu":
             raise KernelLimitError("the compiled kernel needs single precision on a CPU")
         self.rules[layer] = rule

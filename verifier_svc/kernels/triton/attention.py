@@ -79,7 +79,9 @@ class TritonKernel:
         self._has_gaps = any(segment.places is not None for segment in plan.segments)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """See `AttentionKernel`; supports every rule, in single and half precision, for heads of at most 256."""
+        """See `AttentionKernel`; in single and half precision, for heads of at most 256, without chunks and slopes."""
+        if rule.chunk is not None or rule.slopes is not None:
+            raise KernelLimitError("the Triton kernel supports neither chunks nor slopes")
         if rule.sliding_window is not None and self._has_gaps:
             # A key's position is computed from its row number.
             raise KernelLimitError("the Triton kernel does not support sliding windows in pruned passes")

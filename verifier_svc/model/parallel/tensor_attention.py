@@ -29,6 +29,11 @@ class _SegmentTensors:
     query_positions: Tensor
     key_positions: Tensor
 
+    @property
+    def distances(self) -> Tensor:
+        """Positions from every key to every row [rows, keys]."""
+        return self.query_positions[:, None] - self.key_positions[None, :]
+
 
 class TensorKernel:
     """Keys and values of every layer as [slots, kv_heads, dim].
@@ -71,15 +76,15 @@ class TensorKernel:
         keys, values = self._store(layer, key, value)
         output = query.new_zeros(query.shape[1], query.shape[0], value.shape[-1])
         for rows in self._segments:
-            mask = _mask(rows, rule.sliding_window)
+            mask = _mask(rows, rule)
             rows_query = query[:, rows.start : rows.stop]
             seen_keys = keys.index_select(0, rows.read_slots).transpose(0, 1)
             seen_values = values.index_select(0, rows.read_slots).transpose(0, 1)
-            if self._exact or rule.softcap is not None or rule.sinks is not None:
+            if self._exact or rule.softcap is not None or rule.sinks is not None or rule.slopes is not None:
                 dtype = torch.float64 if self._exact else torch.float32
-                result = _blockwise(
-                    rows.num_context, rows_query, seen_keys.to(dtype), seen_values.to(dtype), mask, rule
-                )
+                seen = seen_keys.to(dtype), seen_values.to(dtype)
+                distances = None if rule.slopes is None else rows.distances.to(dtype)
+                result = _blockwise(rows.num_context, rows_query, *seen, mask, rule, distances)
             else:
                 result = _fused_attention(rows_query, seen_keys, seen_values, mask, rule.scale)
             output[rows.start : rows.stop] = result.transpose(0, 1)
@@ -118,16 +123,19 @@ def _slots(segment: Segment) -> IntArray:
     return slots_of(segment.table, np.append(np.arange(segment.num_context), segment.num_context + segment.row_places))
 
 
-def _mask(rows: _SegmentTensors, sliding_window: int | None) -> Tensor | None:
+def _mask(rows: _SegmentTensors, rule: AttentionRule) -> Tensor | None:
     """Visible keys [rows, keys] of a segment; None if every row sees every key."""
     keys = rows.key_positions.shape[0]
     mask = None
     if rows.visible is not None:
         mask = torch.ones(len(rows.visible), keys, dtype=torch.bool, device=rows.visible.device)
         mask[:, rows.num_context :] = rows.visible
-    if sliding_window is not None and keys > sliding_window:
-        near = rows.query_positions[:, None] - rows.key_positions[None, :] < sliding_window
+    if rule.sliding_window is not None and keys > rule.sliding_window:
+        near = rows.distances < rule.sliding_window
         mask = near if mask is None else mask & near
+    if rule.chunk is not None and keys > 1:
+        same = rows.query_positions[:, None] // rule.chunk == rows.key_positions[None, :] // rule.chunk
+        mask = same if mask is None else mask & same
     return mask
 
 
@@ -138,17 +146,19 @@ def _blockwise(
     values: Tensor,
     mask: Tensor | None,
     rule: AttentionRule,
+    distances: Tensor | None,
 ) -> Tensor:
     """`_attention` in blocks of rows, each over the keys up to its last row: no row sees a later one."""
     rows = query.shape[1]
     if rows <= _BLOCK_ROWS:
-        return _attention(query, keys, values, mask, rule)
+        return _attention(query, keys, values, mask, rule, distances)
     results = []
     for start in range(0, rows, _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, rows)
         end = num_context + stop
         block_mask = None if mask is None else mask[start:stop, :end]
-        block = _attention(query[:, start:stop], keys[:, :end], values[:, :end], block_mask, rule)
+        block_distances = None if distances is None else distances[start:stop, :end]
+        block = _attention(query[:, start:stop], keys[:, :end], values[:, :end], block_mask, rule, block_distances)
         results.append(block)
     return torch.cat(results, 1)
 
@@ -159,10 +169,12 @@ def _attention(
     values: Tensor,
     mask: Tensor | None,
     rule: AttentionRule,
+    distances: Tensor | None,
 ) -> Tensor:
     """Softmax attention in the keys' dtype, rounded to the query's.
 
-    `query` [heads, rows, dim], `keys` and `values` [kv_heads, keys, dim] to [heads, rows, dim].
+    `query` [heads, rows, dim], `keys` and `values` [kv_heads, keys, dim] to [heads, rows, dim]; `distances`
+    [rows, keys], if the rule has slopes.
     """
     heads, rows, dim = query.shape
     kv_heads, num_keys, value_dim = values.shape
@@ -172,6 +184,8 @@ def _attention(
     scores = torch.bmm(grouped, keys.transpose(1, 2)).view(kv_heads, group, rows, num_keys)
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if rule.slopes is not None and distances is not None:
+        scores = scores - rule.slopes.to(dtype).view(kv_heads, group, 1, 1) * distances
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf"))
     if rule.sinks is not None:

@@ -1,0 +1,76 @@
+"""Attention with linear biases (ALiBi, arXiv 2108.12409; Bloom, MPT), in place of modules that compute their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+from coppice.core.errors import IncompatibleError
+from verifier_svc.kernels.base import AttentionRule
+
+# Layer, query, key and value [heads, N, dim], and rule, to [N, heads, dim].
+Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionRule], Tensor]
+
+
+def install_alibi(model: nn.Module, attend: Attend) -> int:
+    """Let a model's attention modules with linear biases use `attend`; returns their number.
+
+    Raises:
+        IncompatibleError: a module has settings that are not supported.
+    """
+    installed = 0
+    for module in model.modules():
+        kind = _KINDS.get(type(module).__name__)
+        if kind is not None:
+            module.forward = kind(module, attend)
+            installed += 1
+    return installed
+
+
+def _bloom(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+    if module.pretraining_tp > 1 and module.slow_but_exact:
+        raise IncompatibleError("BloomForCausalLM with slow_but_exact is not supported")
+    # The biases of positions 0 and 1 differ by the slope.
+    slopes = build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)[:, 0, 1]
+    rule = AttentionRule(module.inv_norm_factor, slopes=slopes)
+
+    def forward(hidden_states: Tensor, residual: Tensor, *_: object, **_named: object) -> tuple[Tensor, None]:
+        query, key, value = (part[0] for part in module._reshape(module.query_key_value(hidden_states)))
+        result = attend(module.layer_idx, query, key, value, rule)
+        return residual + module.dense(result.flatten(1)[None]), None
+
+    return forward
+
+
+def _mpt(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+    slopes: Tensor | None = None
+
+    def forward(hidden_states: Tensor, position_bias: Tensor, *_: object, **_named: object) -> tuple[Tensor, None]:
+        nonlocal slopes
+        if slopes is None:
+            slopes = _mpt_slopes(module, position_bias)
+        mixed = module.Wqkv(hidden_states)
+        if module.clip_qkv:
+            mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+        query, key, value = (
+            part[0].unflatten(-1, (module.n_heads, -1)).transpose(0, 1) for part in mixed.chunk(3, dim=2)
+        )
+        result = attend(module.layer_idx, query, key, value, AttentionRule(module.softmax_scale, slopes=slopes))
+        return module.out_proj(result.flatten(1)[None]), None
+
+    return forward
+
+
+def _mpt_slopes(module: Any, position_bias: Tensor) -> Tensor:
+    """Slopes [heads]: the differences of the model's own biases of two neighbouring keys."""
+    return position_bias[:, 0, -1] - position_bias[:, 0, -2]
+
+
+_KINDS: dict[str, Callable[[Any, Attend], Callable[..., tuple[Tensor, None]]]] = {
+    "BloomAttention": _bloom,
+    "MptAttention": _mpt,
+}
