@@ -11,6 +11,7 @@ import grpc
 
 from coppice.colocated.exchange import CANCELLED, Exchange, Metadata, PipeOverError
 from coppice.colocated.server import STOPPED, InMemoryServer
+from coppice.core.errors import UnsupportedError
 from coppice.net.certificates import Certificates
 
 
@@ -60,7 +61,7 @@ class InMemoryChannel(grpc.aio.Channel):
         return partial(self._stream, method)
 
     def _not_offered(self, *arguments: Any, **options: Any) -> Any:
-        raise NotImplementedError("in-memory channels only have unary and bidirectional streaming methods")
+        raise UnsupportedError("in-memory channels only have unary and bidirectional streaming methods")
 
     # Parts of gRPC's interface that we do not use.
     get_state = wait_for_state_change = channel_ready = unary_stream = stream_unary = _not_offered

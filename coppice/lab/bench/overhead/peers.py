@@ -36,6 +36,8 @@ PATIENCE_S = 5.0
 MAX_CONTEXT_TOKENS = 1 << 20
 # Tokens of a round, so that an output of a given length has about so many rounds.
 TOKENS_PER_ROUND = 2.5
+# Of a drafter that drafts ahead.
+AHEAD_TREES = 16
 PROMPT_TOKENS = 200
 # The four ways of a round's messages.
 OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON = (
@@ -215,16 +217,23 @@ class _Sequence:
 
 
 class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """Answers every outcome at once with the script's tree."""
+    """Answers every outcome at once with the script's tree, and drafts ahead if it is to."""
 
-    drafts_ahead = False
-
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, drafts_ahead: bool = False) -> None:
         self.script = script
+        self.drafts_ahead = drafts_ahead
 
-    def ahead(self, request: drafter_pb2.DraftRequest, seed: int, length: int) -> drafter_pb2.DraftResponse:
-        """The answer to what the next outcome may be, of a drafter that drafts ahead."""
-        raise NotImplementedError
+    def _ahead(self, request: drafter_pb2.DraftRequest, seed: int, length: int) -> drafter_pb2.DraftResponse:
+        """Trees after other outcomes than those of the expected tree's longest paths, as many nodes in all as usual."""
+        expected = tree_from_proto(request.expect.tree)
+        response = drafter_pb2.DraftResponse(sequence_id=request.sequence_id)
+        following = self.script.text(seed).draft(length).first(self.script.num_nodes // AHEAD_TREES)
+        for path in sorted(expected.paths(), key=len)[-AHEAD_TREES:]:
+            assumed = (*path, (path[-1] + 1) % self.script.tokenizer.vocab_size)
+            response.ahead.trees.add(
+                base_length=length, tree=tree_to_proto(following), assumed_token_ids=assumed, outcome_log_prob=-1.0
+            )
+        return response
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         return drafter_pb2.DrafterServiceDescribeResponse(
@@ -250,7 +259,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
                 case "expect":
                     traffic.count(OUTCOME_ON, request)
                     if number in sequences:
-                        response = self.ahead(request, *sequences[number])
+                        response = self._ahead(request, *sequences[number])
                         traffic.count(DRAFT_IN, response)
                         yield response
                     continue
@@ -281,13 +290,13 @@ class RunSettings:
     repeats: bool
 
 
-async def serve(
-    script: Script, drafter: type[ScriptedDrafter] = ScriptedDrafter
-) -> tuple[list[Server], dict[str, str]]:
+async def serve(script: Script, *, drafts_ahead: bool = False) -> tuple[list[Server], dict[str, str]]:
     """The peers on ports of their own, and their addresses."""
     servers = {"verifier": Server([], guarded=False), "drafter": Server([], guarded=False)}
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), servers["verifier"].grpc)
-    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter(script), servers["drafter"].grpc)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(
+        ScriptedDrafter(script, drafts_ahead=drafts_ahead), servers["drafter"].grpc
+    )
     ports = {name: await server.start("127.0.0.1:0") for name, server in servers.items()}
     return list(servers.values()), {name: f"127.0.0.1:{port}" for name, port in ports.items()}
 

@@ -11,45 +11,24 @@ from coppice.lab.bench.overhead.peers import (
     OUTCOME_IN,
     OUTCOME_ON,
     RunSettings,
-    ScriptedDrafter,
     Traffic,
     load,
     make_script,
     serve,
 )
-from coppice.v1 import drafter_pb2
-from coppice.wire.convert import tree_from_proto, tree_to_proto
 from orchestrator.app import running
 from orchestrator.config import Config
 
 NODES, ROUNDS = 64, 60
 MOST_BYTES, MOST_MESSAGES = 2048, 2
-AHEAD_TREES = 16
 WAYS = (OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON)
-
-
-class AheadDrafter(ScriptedDrafter):
-    """Drafts for the outcomes of the expected tree's longest paths, `num_nodes` nodes in all."""
-
-    drafts_ahead = True
-
-    def ahead(self, request: drafter_pb2.DraftRequest, seed: int, length: int) -> drafter_pb2.DraftResponse:
-        expected = tree_from_proto(request.expect.tree)
-        response = drafter_pb2.DraftResponse(sequence_id=request.sequence_id)
-        following = self.script.text(seed).draft(length).first(self.script.num_nodes // AHEAD_TREES)
-        for path in sorted(expected.paths(), key=len)[-AHEAD_TREES:]:
-            assumed = (*path, (path[-1] + 1) % self.script.tokenizer.vocab_size)
-            response.ahead.trees.add(
-                base_length=length, tree=tree_to_proto(following), assumed_token_ids=assumed, outcome_log_prob=-1.0
-            )
-        return response
 
 
 async def traffic_of(*, repeats: bool, drafts_ahead: bool = False) -> Traffic:
     """One request's rounds; where the text repeats, the prefix cache adds a tree of its own to every draft."""
     script = make_script()
     script.num_nodes, script.repeats = NODES, repeats
-    servers, addresses = await serve(script, AheadDrafter if drafts_ahead else ScriptedDrafter)
+    servers, addresses = await serve(script, drafts_ahead=drafts_ahead)
     config = Config(
         verifier_address=addresses["verifier"],
         drafter_addresses=(addresses["drafter"],),
