@@ -277,8 +277,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         # Names without a token prove nothing: all these callers are one.
         account = caller.name if caller.has_token else ""
         tenant = caller.name if caller.has_token and not caller.admin else None
-        with self._round_feed.watch(account, tenant, request.request_id) as watch:
-            next_load_s, end_s = 0.0, time.monotonic() + min(self._timeout_s(context), MAX_WATCH_S)
+        last_s = min(self._timeout_s(context), MAX_WATCH_S)
+        with self._round_feed.watch(account, tenant, request.request_id) as watch, _ending(last_s + UNREAD_GRACE_S):
+            next_load_s, end_s = 0.0, time.monotonic() + last_s
             while (now_s := time.monotonic()) < end_s:
                 if now_s >= next_load_s:
                     next_load_s = now_s + LOAD_REPORT_S
@@ -422,6 +423,18 @@ async def _admitted(ticket: Ticket, deadline_s: float) -> None:
             await ticket.admitted()
     except TimeoutError as error:
         raise DeadlineError(f"had no place within {deadline_s - ticket.entered_s:.3g} s") from error
+
+
+@contextlib.contextmanager
+def _ending(after_s: float) -> Iterator[None]:
+    """Cancel the call after a time: it may be blocked on its reader."""
+    task = asyncio.current_task()
+    assert task is not None
+    timer = asyncio.get_running_loop().call_later(after_s, task.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _tell(context: Context, error: CoppiceError) -> None:

@@ -15,6 +15,7 @@ from coppice.cli.__main__ import app
 from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.core.tree import TokenTree
 from coppice.v1 import inference_pb2
+from orchestrator.api import service
 from orchestrator.request.round_feed import MAX_UNREAD, MAX_WATCHES
 from tests.conftest import StartFakes, orchestrator_on_fakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect
@@ -177,6 +178,31 @@ async def test_watches_have_a_bound_and_leave_nothing(start_fakes: StartFakes) -
         await eventually(lambda: not feed.is_watched)
         async with watched(client):
             assert feed.is_watched
+
+
+async def test_a_watch_ends_after_its_time_read_or_not(
+    start_fakes: StartFakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_WATCH_S", 1.0)
+    monkeypatch.setattr(service, "UNREAD_GRACE_S", 0.5)
+    async with (
+        start_fakes(FakeVerifier(pass_s=0.0, max_context_tokens=100_000), watch_rounds=True) as (client, one),
+        Client(one.address) as other,
+    ):
+        feed = one.service._round_feed
+        assert feed is not None
+        unread = other.watch_rounds()
+        await anext(unread)
+        request = build_request(PROMPT, Options(max_tokens=20_000, seed=7, ignore_eos=True))
+        request.request_id = "x" * 128
+        sending = asyncio.create_task(client.send(request))
+        # One that is read ends by itself; the other is blocked, and ended a little later.
+        assert [message async for message in client.watch_rounds()]
+        assert feed.is_watched
+        await eventually(lambda: not feed.is_watched)
+        sending.cancel()
+        await asyncio.wait({sending})
+        await unread.aclose()
 
 
 async def test_a_server_that_stops_does_not_wait_for_watches() -> None:
