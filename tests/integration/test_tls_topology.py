@@ -124,6 +124,35 @@ async def test_a_new_authority_is_taken_over_without_a_restart(
                 await late.generate(PROMPT, OPTIONS, timeout_s=10)
 
 
+async def test_a_drafter_with_a_certificate_of_another_name_is_done_without(
+    files: Directory, tmp_path: Path, authority: trustme.CA
+) -> None:
+    own = directory(tmp_path / "drafter", authority)
+    async with contextlib.AsyncExitStack() as stack:
+        verifier = await stack.enter_async_context(serving(FakeVerifier(), certificates=Certificates(files.mutual())))
+        drafter = await stack.enter_async_context(contextlib.AsyncExitStack())
+        address = await drafter.enter_async_context(serving(FakeDrafter(), certificates=Certificates(own.mutual())))
+        orchestrator = await stack.enter_async_context(running(secured(files, verifier, address)))
+        client = await stack.enter_async_context(Client(orchestrator.address, tls=files.caller()))
+        assert (await client.generate(PROMPT, OPTIONS)).speculation.accepted_tokens > 0
+        for names in (["elsewhere"], []):
+            await drafter.aclose()
+            own.swap(issue(authority, *names), authority)
+            again = serving(FakeDrafter(), address, Certificates(own.mutual()))
+            await drafter.enter_async_context(again)
+            sources = (await client.model_info()).sources
+            async with asyncio.timeout(20):
+                # Reconnections are at most 5 s apart.
+                while ("small-lm" in sources) == bool(names):
+                    await asyncio.sleep(0.05)
+                    sources = (await client.model_info()).sources
+            if names:
+                await asyncio.sleep(1.0)
+            completion = await client.generate(PROMPT, OPTIONS)
+            assert completion.token_ids == EXPECTED
+            assert (completion.speculation.accepted_tokens > 0) == (not names)
+
+
 async def test_back_ends_have_a_name_of_their_own_where_that_is_said(tmp_path: Path, authority: trustme.CA) -> None:
     named = directory(tmp_path / "named", authority, "backend.example")
     async with serving(FakeVerifier(), certificates=Certificates(named.mutual())) as address:
