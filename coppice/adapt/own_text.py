@@ -1,4 +1,4 @@
-"""Text that a target writes itself: turns of a user, and its answers to them.
+"""Text that a target writes itself: turns of a user, and its answers to them, or to given prompts.
 
 A drafter is trained on what the target says, so nothing but the target is needed: it continues its own chat template up
 to the user's turn (a few words of which are given in half of the cases, for variety), and then answers. Base models
@@ -67,7 +67,7 @@ BEGINNINGS = (
     "Rewrite the following sentence",
     "Describe the difference between",
 )
-# Temperatures of answers, with their shares.
+# Temperatures of answers, with their shares; greedy first.
 ANSWER_TEMPERATURES = ((0.0, 0.5), (0.7, 0.25), (1.0, 0.25))
 _TURN = SamplingParams(temperature=1.0, top_p=0.9)
 _MARK = "\ufffc"
@@ -85,6 +85,14 @@ class TextShape:
     turn_tokens: int = 224
     answer_tokens: int = 320
     at_once: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompt:
+    """A prompt of the user's: as it is, or a turn of a conversation if the target has a chat template."""
+
+    text: str
+    is_turn: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +159,15 @@ class OwnWriter:
         info: TargetInfo,
         seed: int,
         shape: TextShape | None = None,
+        prompts: Sequence[GivenPrompt] = (),
         *,
         wants_features: bool = False,
     ) -> None:
+        """With `prompts` no turns are written; each is answered again and again, by other seeds."""
         self._engine = engine
+        self._prompts = prompts
+        # Of a prompt, so that an answer has room; the part before is left out.
+        self._most_prompt_tokens = max(1, info.max_context_tokens - (shape or TextShape()).answer_tokens)
         self._seed = seed
         self._wants_features = wants_features
         self._shape = shape or TextShape()
@@ -182,11 +195,25 @@ class OwnWriter:
         chance = random.Random(f"{self._seed}:{number}")
         temperatures, shares = zip(*ANSWER_TEMPERATURES, strict=True)
         temperature = chance.choices(temperatures, shares)[0]
+        if self._prompts:
+            if number >= len(self._prompts):
+                # The greedy answer is there already.
+                temperature = chance.choices(temperatures[1:], shares[1:])[0]
+            return _Writing(number, SequenceKey(self.STREAM, 0), temperature, self._given(number), (), [], [])
         start: tuple[int, ...] = ()
         if self._frame.is_chat and chance.random() < 0.5:
             start = self._frame.encode(chance.choice(BEGINNINGS))
         prompt = None if self._frame.is_chat else self._frame.begin
         return _Writing(number, SequenceKey(self.STREAM, 0), temperature, prompt, start, [], [])
+
+    def _given(self, number: int) -> tuple[int, ...]:
+        """The prompt that this text answers."""
+        prompt = self._prompts[number % len(self._prompts)]
+        tokens = self._frame.encode(prompt.text)
+        if prompt.is_turn and self._frame.is_chat:
+            room = self._most_prompt_tokens - len(self._frame.begin) - len(self._frame.end)
+            return (*self._frame.begin, *tokens[-max(1, room) :], *self._frame.end)
+        return tokens[-self._most_prompt_tokens :] or self._frame.begin
 
     def _add(self, running: dict[int, _Writing], writing: _Writing) -> None:
         """Open the next sequence of a text: its turn, or its answer."""

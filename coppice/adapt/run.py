@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import logging
 import platform
@@ -26,7 +27,7 @@ from coppice.adapt.eagle_checkpoint import read_head, save_head
 from coppice.adapt.eagle_head import check_form
 from coppice.adapt.eagle_measure import measure_head
 from coppice.adapt.eagle_run import EagleRecipe, TrainedHead, train_head
-from coppice.adapt.own_text import OwnWriter, TextShape, WrittenText
+from coppice.adapt.own_text import GivenPrompt, OwnWriter, TextShape, WrittenText
 from coppice.checkpoints.catalogue import local_model
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
@@ -47,13 +48,22 @@ _HELD_OUT_WINDOWS = 24
 
 @dataclass(frozen=True, slots=True)
 class AdaptPlan:
-    """A run: `tokens` of answers of a target, and a head by `recipe`."""
+    """A run: `tokens` of answers of a target, to its own turns or to `prompts`, and a head by `recipe`."""
 
     target: str
     tokens: int
     seed: int
     recipe: EagleRecipe
     shape: TextShape = field(default_factory=TextShape)
+    prompts: tuple[GivenPrompt, ...] = ()
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """Digests of what else decides the answers."""
+        if not self.prompts:
+            return {}
+        content = json.dumps([[prompt.text, prompt.is_turn] for prompt in self.prompts])
+        return {"prompts": hashlib.sha256(content.encode()).hexdigest()[:16]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ def run_plan(plan: AdaptPlan, out: Path, *, use_compiler: bool = True) -> None:
         OSError: files cannot be written.
     """
     directory = local_model(plan.target, logger.info)
-    work = open_state(out, _TextRecipe(plan.target, plan.seed, plan.shape), {})
+    work = open_state(out, _TextRecipe(plan.target, plan.seed, plan.shape), plan.made_from)
     text_dir = work / "text"
     text_dir.mkdir(exist_ok=True)
     fingerprint, begun_with = _write_text(plan, directory, text_dir, out)
@@ -99,7 +109,7 @@ def _write_text(plan: AdaptPlan, directory: str, text_dir: Path, out: Path) -> t
         head = read_head(out, fingerprint) if out.exists() else None
         if written >= plan.tokens:
             return fingerprint, head
-        writer = OwnWriter(engine, info, plan.seed, plan.shape, wants_features=True)
+        writer = OwnWriter(engine, info, plan.seed, plan.shape, plan.prompts, wants_features=True)
         taken = {text.number for shard in shards(text_dir) for text in read_texts(shard)}
         first = max(taken, default=-1) + 1
         started_s, begun_with, texts = time.monotonic(), written, list[WrittenText]()
@@ -163,6 +173,7 @@ def _save(
         "minutes": trained.curve[-1]["seconds"] / 60,
         "command": "coppice " + shlex.join(sys.argv[1:]),
         "seed": plan.seed,
+        **plan.made_from,
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, coppice {VERSION}",
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "recipe": asdict(plan.recipe),

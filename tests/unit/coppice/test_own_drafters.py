@@ -18,9 +18,10 @@ from coppice.adapt.answer_store import AnswerStore, Window, read_texts, shards, 
 from coppice.adapt.eagle_checkpoint import read_head
 from coppice.adapt.eagle_head import EagleHead, EagleShape, distillation, new_head
 from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
-from coppice.adapt.own_text import TextShape, WrittenText
+from coppice.adapt.own_text import GivenPrompt, TextShape, WrittenText
 from coppice.adapt.run import AdaptPlan, run_plan
 from coppice.core.errors import IncompatibleError
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from drafter_svc.drafters.eagle.checkpoint import load_eagle
 from drafter_svc.drafters.eagle.target_rows import read_target_rows
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
@@ -169,6 +170,27 @@ def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
     write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4, seed=1)
     with pytest.raises(IncompatibleError, match="of a target with weights"):
         run_plan(plan, out, use_compiler=False)
+
+
+def test_given_prompts_are_answered_again_and_again(tmp_path: Path) -> None:
+    target, out = tmp_path / "target", tmp_path / "eagle"
+    write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=128, num_hidden_layers=4)
+    tokenizer = TargetTokenizer(load_tokenizer_json(target))
+    texts = ("ab", "cde", "f" * 500)
+    prompts = tuple(GivenPrompt(text, is_turn=number == 1) for number, text in enumerate(texts))
+    idle = replace(RECIPE, epochs=0.01)
+    plan = AdaptPlan(str(target), 1000, 0, idle, TextShape(answer_tokens=60, at_once=4), prompts)
+    run_plan(plan, out, use_compiler=False)
+    written = [text for shard in shards(tmp_path / "eagle.state" / "text") for text in read_texts(shard)]
+    assert len(written) > len(prompts)
+    for text in written:
+        encoded = tuple(tokenizer.encode(texts[text.number % 3], adds_special=False))
+        # An answer has its room.
+        assert text.prompt == encoded[-68:]
+        assert text.number < 3 or text.temperature > 0
+    assert json.loads((out / "recipe.json").read_text())["prompts"] == plan.made_from["prompts"]
+    with pytest.raises(IncompatibleError, match="made from"):
+        run_plan(replace(plan, prompts=prompts[:2]), out, use_compiler=False)
 
 
 def test_a_foreign_head_is_not_trained_further(tmp_path: Path) -> None:
