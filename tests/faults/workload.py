@@ -23,6 +23,7 @@ EXCUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "
 _PAUSE_S = 0.02
 # Of the clients, those that speak HTTP where there is a gateway.
 HTTP_SHARE = 4
+HTTP_RETRY_S = 0.2
 # The statuses and codes of HTTP that mean these of gRPC; a broken connection is the first.
 _HTTP_STATUSES = {503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED"}
 _HTTP_CODES = {"unavailable": 503, "timeout": 504, "rate_limit_exceeded": 429}
@@ -118,11 +119,12 @@ class Load:
 
     async def _http_client(self, chance: random.Random) -> None:
         while not self._stopping:
-            await self.http_request(chance.choice(self.cases), chance)
-            await asyncio.sleep(_PAUSE_S * chance.random())
+            end = await self.http_request(chance.choice(self.cases), chance)
+            # A connection to a process that is gone is refused at once.
+            await asyncio.sleep(HTTP_RETRY_S if end == _HTTP_STATUSES[503] else _PAUSE_S * chance.random())
 
-    async def http_request(self, case: Case, chance: random.Random) -> None:
-        """One request to the gateway, to its end."""
+    async def http_request(self, case: Case, chance: random.Random) -> str:
+        """One request to the gateway; how it ended."""
         leaves_after = chance.randrange(1, 40) if chance.random() < 0.1 else None
         got: list[int] = []
         try:
@@ -136,6 +138,7 @@ class Load:
             end = _HTTP_STATUSES[503]
         self._count(case, end, got)
         self.ends.num_http += 1
+        return end
 
     async def request(self, client: Client, case: Case, chance: random.Random) -> None:
         """One request as one of several kinds of clients sends it, to its end."""
