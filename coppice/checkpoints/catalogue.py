@@ -134,6 +134,9 @@ def _converted(file: Path, name: str, licences: tuple[Path, ...], tell: Callable
         with _alone(cache, place.name, file.name, tell):
             if not (place / name).is_dir():
                 fields = read_fields(file)
+                # The least that it takes: weights are dequantised.
+                if shutil.disk_usage(cache).free < stat.st_size:
+                    raise OSError(errno.ENOSPC, "too little for the weights")
                 tell(f"converting {file.name}, once, into {place / name} ...")
                 _convert(file, fields, name, licences, place)
     except OSError as error:

@@ -6,8 +6,10 @@ All other code, the checks of this process included, then sees a regular directo
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,7 @@ def _loaded(file: Path, head_size: int | None) -> tuple[Any, Any]:
 
 
 def _save(model: Any, directory: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     kept: dict[str, Any] = {}
@@ -145,7 +148,12 @@ def _save(model: Any, directory: Path) -> None:
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             kept[name] = _smallest(tensor)
-    save_file(kept, directory / WEIGHTS_FILE, _METADATA)
+    try:
+        save_file(kept, directory / WEIGHTS_FILE, _METADATA)
+    except SafetensorError as error:
+        # It has no other type, and no number but in its text.
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
     matrices = {tensor.dtype for tensor in kept.values() if tensor.dim() > 1}
     config = model.config
     if hasattr(config, "quantization_config"):

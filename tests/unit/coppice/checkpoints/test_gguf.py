@@ -8,12 +8,14 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -296,6 +298,34 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(IncompatibleError, match=f"no space .*{CACHE_VARIABLE}"):
         local_model(str(tmp_path / "file.gguf"))
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_a_disk_that_is_full_for_the_library_of_weights_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    export_gguf(write_model(tmp_path / "source"), tmp_path / "file.gguf", "f32")
+
+    def full(*_: Any) -> None:
+        # What it says on a full disk.
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(IncompatibleError, match=f"no space .*{CACHE_VARIABLE}"):
+        local_model(str(tmp_path / "file.gguf"))
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_a_disk_with_less_room_than_the_file_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    export_gguf(write_model(tmp_path / "source"), tmp_path / "file.gguf", "f32")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    told: list[str] = []
+    with pytest.raises(IncompatibleError, match=f"no space .*{CACHE_VARIABLE}"):
+        local_model(str(tmp_path / "file.gguf"), told.append)
+    assert not told
 
 
 def test_short_names_are_those_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
