@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import finish
 from coppice.cli.options import Threads, refusing
@@ -58,13 +58,15 @@ def ablation(
         list[str] | None,
         typer.Option(
             metavar="KIND=DIR",
-            help="Repeatable, one of a kind. Default: every kind that is in models/; in-pass: one, small-lm.",
+            help="Repeatable, one of a kind. Default: those that `coppice models` lists for the target, or every kind "
+            "in models/; in-pass: one, small-lm.",
         ),
     ] = None,
     out: opt.Out = opt.OUT,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
     ] = None,
+    per_category: opt.PerCategory = 0,
     max_tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of each completion. Default: 96; in-pass: 128.")
     ] = None,
@@ -144,8 +146,8 @@ def ablation(
         what, left_out = _compared(target, drafter, (space, early_head), grids, parts, quick)
         count = max(count, *what.batch_sizes, 1)
     else:
-        drafters = _drafters(drafter)
-    chosen = opt.choose_prompts(prompts, count, seed)
+        drafters = _drafters(drafter or (None if target == opt.TARGET else fitting_drafters(target.name) or None))
+    chosen = opt.choose_prompts(prompts, count, seed, per_category=per_category)
 
     from coppice.lab.bench.ablation import drafters as of_drafters
     from coppice.lab.bench.ablation import in_pass

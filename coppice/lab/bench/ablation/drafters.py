@@ -297,8 +297,11 @@ def _of_sources(measured: Measured, kinds: Sequence[str]) -> ByRun:
     *names, merged = ["+".join(sources) for sources in combinations(kinds)]
     singles = [*kinds, CACHE]
     for temperature in measured.temperatures:
-        for name in [*names, merged]:
-            found[at_temperature(f"{name}.tau", temperature)] = known(measured.tau(name, temperature))
+        for label, name in [*zip(names, names, strict=True), (merged, merged), ("merged", merged)]:
+            found[at_temperature(f"{label}.tau", temperature)] = known(measured.tau(name, temperature))
+        plain = measured.speed(OFF, temperature)
+        served = PLANNER if any(measured.speed(PLANNER, temperature)) else merged
+        found[at_temperature("on/off", temperature)] = over(measured.speed(served, temperature), plain)
         for ending, figure in _FIGURES.items():
             by_single = [known(figure(measured, one, temperature)) for one in singles]
             best = [max(values) for values in zip(*by_single, strict=True)]

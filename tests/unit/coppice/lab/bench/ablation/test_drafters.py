@@ -132,6 +132,7 @@ def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
     assert (found.values["small-lm.tau"], found.values["cache.tau"]) == (3.5, 3.5)
     assert found.spread["merged/best-single"] == [1.2, 1.3333]
     assert found.spread["planner/best-single"] == [1.0, 1.0]
+    assert found.values["merged.tau"] == found.values["small-lm+cache.tau"]
     assert found.spread["tree/chain"] == found.spread["tree/chain.small-lm"] == [1.3333, 2.0]
     assert found.spread["tree/chain.small-lm.tokens_per_s"] == [1.3333, 2.0]
 

@@ -93,7 +93,16 @@ async def test_the_report_of_drafters_has_every_variant_and_ratio(
     assert len(rows) == len(report["rows"]) == 2 * (5 + 3 + 3) + 3 + 3
     assert "shape: coppice-on small-lm chain T=1" in rows
     ratios = report["ratios"]
-    assert {"small-lm.tau", "cache.tau@T1", "merged/best-single", "tree/chain", "calibration-error"} <= set(ratios)
+    assert {
+        "small-lm.tau",
+        "cache.tau@T1",
+        "merged.tau@T1",
+        "on/off",
+        "on/off@T1",
+        "merged/best-single",
+        "tree/chain",
+        "calibration-error",
+    } <= set(ratios)
     assert ratios["small-lm.tau"] == 2.0
     # Ten nodes of each completion, of which five were expected and four accepted; the cache alone has none.
     assert ratios["calibration-error"] == ratios["calibration-error-off"] == 0.1
