@@ -10,7 +10,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -54,7 +54,9 @@ class Upstream:
         self._served_model_name = served_model_name
         self._open = partial(open_channel, address, certificates=certificates)
         self._channel = self._open()
-        self._channels: dict[int, grpc.aio.Channel] = {}
+        # Of generations, with a stub for each by its number.
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: dict[int, inference_pb2_grpc.InferenceServiceStub] = {}
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._known: ServedModel | None = None
@@ -62,20 +64,19 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
-        for channel in (self._channel, *self._channels.values()):
+        for channel in (self._channel, *self._channels):
             await channel.close()
 
     def generate(
         self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float, client: str
     ) -> Call:
         """Begin a generation for a client at this IP address."""
-        try:
-            number = int(ipaddress.ip_address(client.partition("%")[0])) % NUM_CHANNELS
-        except ValueError:
-            number = 0
-        if number not in self._channels:
-            self._channels[number] = self._open(has_own_connection=True)
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channels[number])
+        number = _channel_number(client)
+        stub = self._stubs.get(number)
+        if stub is None:
+            channel = self._open(has_own_connection=True)
+            self._channels.append(channel)
+            stub = self._stubs[number] = inference_pb2_grpc.InferenceServiceStub(channel)
         call: Call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
         return call
 
@@ -151,6 +152,15 @@ class Upstream:
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@lru_cache(maxsize=4096)
+def _channel_number(client: str) -> int:
+    """Number of the channel for a client at this IP address."""
+    try:
+        return int(ipaddress.ip_address(client.partition("%")[0])) % NUM_CHANNELS
+    except ValueError:
+        return 0
 
 
 @contextlib.contextmanager
