@@ -36,6 +36,9 @@ PRIOR_ROUNDS = 8
 # saves less than its own wait. And share of a row's price that its likeliest node must be worth to be kept: without
 # drafts no record improves.
 LEAST_SHARE = 0.5
+# Lower bound of the accepted tokens of usual drafts: gains are in units of them, and one hit of drafters that never hit
+# must not be out of all bounds.
+LEAST_ACCEPTED = 0.01
 # Rounds after which a request that stands aside has a turn of PRIOR_ROUNDS: 3 % of its rounds.
 TURN_AFTER = 256
 # Requested nodes in units of those that were worth their rows: the next tree may be a better one.
@@ -468,7 +471,7 @@ class AdaptiveRequest:
             rate = 1 / (PRIOR_ROUNDS + num_asked)
             self._gain += (rate if rate > RATE else RATE) * (gain - self._gain)
             planner.class_gains[self._is_greedy] += RATE * (gain - planner.class_gains[self._is_greedy])
-            planner.mean_accepted = usual + RATE * (accepted - usual)
+            planner.mean_accepted = max(LEAST_ACCEPTED, usual + RATE * (accepted - usual))
         else:
             planner.mean_accepted = float(accepted)
         planner.until_look -= 1

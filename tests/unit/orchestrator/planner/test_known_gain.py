@@ -9,7 +9,9 @@ import pytest
 from coppice.lab.simulator.policies import Policy
 from orchestrator.planner.adaptive import LEAST_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import DraftGain, Planner, RoundContext
+from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.rounds import Outcome
+from orchestrator.request.statistics import Statistics
 from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
@@ -70,6 +72,14 @@ def test_the_requests_own_rounds_soon_say_more() -> None:
         play(each, [0] + [2] * 24)
     # Of a third of a usual draft's gain, eight rounds' weight among 32 is left.
     assert gain_of(one) - gain_of(other) == pytest.approx(1 / 3 * 8 / 32, abs=0.01)
+
+
+def test_one_hit_of_drafters_that_never_hit_is_within_the_bounds_of_statistics() -> None:
+    one = request()
+    play(one, [0] * 4000 + [3])
+    record = PrefixStatistics.of(Statistics(), 0.0, 0.0, one.gain)
+    assert record.gain.rounds == 4000
+    assert 0 < record.gain.total < 1000
 
 
 def test_a_request_counts_what_its_drafts_gain() -> None:
