@@ -143,6 +143,31 @@ FAMILIES: dict[str, Family] = {
         },
         near_tie_gap=_CHUNKED,
     ),
+    "lfm2-moe": Family(
+        "Lfm2MoeForCausalLM",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "num_dense_layers": 1,
+        },
+    ),
+    "qwen3.5-moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "shared_expert_intermediate_size": 40,
+        },
+        near_tie_gap=_CHUNKED,
+    ),
     "granite-4": Family(
         "GraniteMoeHybridForCausalLM",
         {

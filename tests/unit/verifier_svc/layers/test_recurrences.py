@@ -13,6 +13,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 
 from tests.unit.verifier_svc.layers.forests import path_to, random_segments, segment
 from verifier_svc.engine.state_slots import StateMoves
+from verifier_svc.layers import linear_recurrence
 from verifier_svc.layers.causal_convolution import CausalConvolution
 from verifier_svc.layers.linear_recurrence import LinearRecurrence
 from verifier_svc.layers.recurrence import RecurrentStates, RowForest
@@ -162,6 +163,23 @@ def test_rows_of_another_pass_are_not_kept(new_runner: NewRunner) -> None:
     for commits in ({2: (0, 1)}, {1: (0,)}):
         with pytest.raises(RuntimeError, match="not those of the last pass"):
             runner.run([segment(0, 1, state=1)], [2], StateMoves(commits, ()))
+
+
+@pytest.mark.parametrize("corrects", [True, False], ids=["delta", "mamba-2"])
+def test_several_threads_give_the_same_bits(corrects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_recurrence, "_WORTH_THREADS", 1)
+    segments = random_segments(np.random.default_rng(6), SIZES)
+    num_rows, inputs = RowForest(segments).num_rows, Inputs(200)
+    results = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        runner = Runner("delta" if corrects else "mamba-2", inputs)
+        runner.run(segments, list(range(num_rows)))
+        commits = {part.state: (*range(part.num_pending), part.stop - part.start - 1) for part in segments[:2]}
+        following = [segment(0, 3, state=0, num_context=9), segment(3, 2, [-1], state=1, num_context=9)]
+        results.append(runner.run(following, list(range(100, 106)), StateMoves(commits, ())))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def test_the_delta_rule_is_that_of_transformers() -> None:
