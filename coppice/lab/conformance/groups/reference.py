@@ -22,8 +22,10 @@ GROUP = Group("reference")
 TOKENS = 48
 LIKELIEST = 20
 # Natural logarithms. Sums in single precision, added in another order, differ by some 1e-5 on models of a few layers;
-# in bfloat16 the reference rounds what is here kept in single precision.
+# in bfloat16 the reference rounds what is here kept in single precision. Near-ties are of two likely tokens; of the 20
+# likeliest of every row some are off by more (0.35 on SmolLM2-135M), and a wrong row is off by nats.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.25}
+LOG_PROB_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 def model_of(deployment: Deployment) -> ReferenceModel:
@@ -111,7 +113,7 @@ async def compare_log_probs(deployment: Deployment, **knobs: Any) -> None:
         rows = await asyncio.to_thread(model.log_probs, request.token_ids.ids, answer.token_ids)
         for index, (token, one) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
             difference = farthest(token, one, rows[index])
-            if not difference <= TOLERANCES[model.dtype]:
+            if not difference <= LOG_PROB_TOLERANCES[model.dtype]:
                 raise RoundingError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
 
 
