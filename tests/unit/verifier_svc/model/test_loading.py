@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from tests.unit.verifier_svc.extras.redraft.test_redraft import SETTINGS
 from tests.unit.verifier_svc.tiny_engine import tiny_info
+from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.sequence import Sequence, SequenceSpec
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings
-from verifier_svc.model.loading import context_that_fits
+from verifier_svc.model.loading import allot_states, context_that_fits, refuse_unsupported
 
 MASKS = replace(SETTINGS, shape=MaskShape(3, 4))
 
@@ -52,3 +56,56 @@ def test_a_cache_without_room_for_any_text_is_refused() -> None:
         context_that_fits(100, 1, BLOCK_SIZE - 1, None)
     with pytest.raises(IncompatibleError, match="75 rows"):
         context_that_fits(100, 1, BLOCK_SIZE - 1, MASKS)
+
+
+class CountedStates:
+    """A target with recurrent states of so many mebibytes, which notes how many it is to have."""
+
+    def __init__(self, mebibytes: int) -> None:
+        self.recurrent = SimpleNamespace(bytes_per_state=mebibytes << 20)
+        self.num_states = (0, 0)
+
+    def set_num_states(self, num_running: int, num_kept: int) -> None:
+        self.num_states = num_running, num_kept
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "cache", "reuse", "states", "allotted"),
+    [
+        # Two states for each sequence, and a quarter as many at borders.
+        (1, 1024, "on", (64, 16), 144),
+        (1, 1024, "off", (64, 0), 128),
+        # Half of the cache, and fewer sequences than there may be.
+        (100, 1024, "on", (2, 1), 500),
+        (100, 400, "on", (1, 0), 200),
+    ],
+)
+def test_recurrent_states_take_half_of_the_cache_at_most(
+    mebibytes: int, cache: int, reuse: Literal["on", "off"], states: tuple[int, int], allotted: int
+) -> None:
+    target: Any = CountedStates(mebibytes)
+    config = VerifierConfig(model="m", kv_cache_mib=cache, prefix_reuse=reuse)
+    assert allot_states(target, config) == allotted
+    assert target.num_states == states
+
+
+def test_a_cache_without_room_for_one_sequences_states_is_refused() -> None:
+    target: Any = CountedStates(100)
+    with pytest.raises(IncompatibleError, match=r"take 200\.0 MiB, more than half .*KV_CACHE_MIB"):
+        allot_states(target, VerifierConfig(model="m", kv_cache_mib=399))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"space_adapter": "x"}, "without masks"),
+        ({"early_head": "x"}, "without early pruning"),
+        ({"tensor_parallel": 2}, "in one process"),
+    ],
+)
+def test_recurrent_layers_refuse_what_they_do_not_support(settings: dict[str, Any], why: str) -> None:
+    config = Lfm2Config(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, layer_types=["conv"])
+    model = Lfm2ForCausalLM(config)
+    refuse_unsupported(model, VerifierConfig(model="m"))
+    with pytest.raises(IncompatibleError, match=f"recurrent layers, which run {why}"):
+        refuse_unsupported(model, VerifierConfig(model="m", **settings))
