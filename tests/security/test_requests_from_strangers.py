@@ -264,10 +264,11 @@ def test_no_message_has_a_field_that_names_something_to_fetch() -> None:
 
 
 def test_no_serving_code_fetches_and_templates_are_filled_in_a_sandbox() -> None:
-    libraries = re.compile(r"\s*(import|from) (jinja2|urllib|requests|httpx|aiohttp|http\.client)\b")
+    libraries = re.compile(r"\s*(import|from) (jinja2|urllib\.request|urllib3|requests|httpx|aiohttp|http\.client)\b")
     for folder in ("coppice", "orchestrator", "verifier_svc", "drafter_svc"):
-        # The sandbox; its own tests try to leave it.
-        apart = {ROOT / "coppice" / "core" / "chat.py", *(ROOT / "coppice" / "lab").rglob("*.py")}
+        # The sandbox; its own tests try to leave it. At start the proxy is looked up, through which models are fetched.
+        own = {ROOT / "coppice" / "core" / "chat.py", ROOT / "coppice" / "checkpoints" / "hub.py"}
+        apart = {*own, *(ROOT / "coppice" / "lab").rglob("*.py")}
         for path in set((ROOT / folder).rglob("*.py")) - apart:
             text = path.read_text()
             assert "apply_chat_template" not in text, path
