@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from transformers import PreTrainedModel
+from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree, chain
@@ -61,6 +61,10 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "kv_blocks": 7,
         "reusable_kv_blocks": found["reusable_kv_blocks"],
         "free_kv_blocks": 7,
+        # The model has no recurrent layers.
+        "recurrent_states": 0,
+        "free_recurrent_states": 0,
+        "kept_recurrent_states": 0,
         "waiting_sequences": 0,
         "running_sequences": 0,
         "grammar_trials_total": 0,
@@ -74,6 +78,33 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
     assert found["bubble_seconds_count"] == found["pass_seconds_count"] - 1
     assert by_label(engine, info, "finished_sequences_total") == {"eos": 0, "stop": 0, "length": 6, "context_length": 0}
     assert set(by_label(engine, info, "failed_sequences_total").values()) == {0}
+
+
+def test_recurrent_states_are_counted() -> None:
+    model = Lfm2ForCausalLM(
+        Lfm2Config(
+            vocab_size=INFO.vocab_size,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            layer_types=["conv", "full_attention"],
+        )
+    ).eval()
+    target = TargetModel(model, exact=False, num_blocks=20)
+    target.set_num_states(3, 2)
+    target.resize_cache(20)
+    engine = Engine(target, FAST, LIMITS, max_nodes=4)
+    engine.start()
+    Harness(engine).generate([[5] * 100], SamplingParams(), StoppingOptions(max_tokens=3, ignore_eos=True))
+    engine.stop()
+    found = read(engine, FAST)
+    # The prompt's last border is kept.
+    names = ("recurrent_states", "free_recurrent_states", "kept_recurrent_states")
+    assert [found[name] for name in names] == [3, 3, 1]
+    target.cache.states.take()
+    assert read(engine, FAST)["free_recurrent_states"] == 2
 
 
 def read(engine: Engine, info: TargetInfo) -> dict[str, float]:
