@@ -151,12 +151,12 @@ class Drafting:
         """Release drafters, planner and verifier; the cache remembers the output if it has `statistics`."""
         self._send = None
         self.ahead.opened(None, 0)
-        self._planner.close()
-        if self._cache is not None:
-            self._cache.close(statistics, self._planner.gain)
         if self._better is not None:
             self._better.let_go()
         self._drafters.leave()
+        self._planner.close()
+        if self._cache is not None:
+            self._cache.close(statistics, self._planner.gain)
 
     def opening_linger_us(self) -> int:
         """Linger in microseconds for the message that opens the sequence."""

@@ -257,7 +257,7 @@ class Generation:
         self.finish = finish
         self.statistics.stale_drafts += self._drafting.stale_drafts
         self._output.finish()
-        self._drafting.close(self.statistics)
+        self._close_drafting()
         self._wake.set()
         self._end_trace()
         self.on_ended()
@@ -267,8 +267,14 @@ class Generation:
             self._trace.end(self.statistics, self.clock, self.num_generated, self.finish, error)
             self._trace = None
 
+    def _close_drafting(self) -> None:
+        try:
+            self._drafting.close(self.statistics)
+        except Exception:  # a bug of ours costs what would be learned, not the output
+            logger.exception("the drafts of an output failed to close", extra=of_request(self.request_id))
+
     def _release(self) -> None:
-        self._drafting.close(self.statistics)
+        self._close_drafting()
         self._verifiers.leave(self)
         if self._place is not None:
             self._place.leave()

@@ -412,3 +412,19 @@ async def test_what_cannot_be_learned_from_ends_no_output(
         completion = await client.generate("x", Options(max_tokens=9, seed=1))
     assert list(completion.token_ids) == plain(babble, b"x", 9, 1)
     assert "the planner failed to learn from a round" in caplog.text
+
+
+async def test_a_planner_that_fails_at_the_end_costs_no_output(
+    start_fakes: StartFakes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: object) -> None:
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr(AdaptiveRequest, "close", fail)
+    drafters = FakeDrafter(propose=perfect(depth=2))
+    async with start_fakes(FakeVerifier(), drafters, planner="adaptive") as (client, orchestrator):
+        async with asyncio.timeout(10):
+            completion = await client.generate("x", Options(max_tokens=9, seed=1))
+        await eventually(lambda: orchestrator.service.num_requests == 0)
+    assert list(completion.token_ids) == plain(babble, b"x", 9, 1)
+    assert "the drafts of an output failed to close" in caplog.text
