@@ -196,9 +196,8 @@ async def test_a_watch_ends_after_its_time_read_or_not(
         request = build_request(PROMPT, Options(max_tokens=20_000, seed=7, ignore_eos=True))
         request.request_id = "x" * 128
         sending = asyncio.create_task(client.send(request))
-        # One that is read ends by itself; the other is blocked, and ended a little later.
+        # One that is read ends by itself; the other is blocked, on a fast machine, and ended a little later.
         assert [message async for message in client.watch_rounds()]
-        assert feed.is_watched
         await eventually(lambda: not feed.is_watched)
         sending.cancel()
         await asyncio.wait({sending})

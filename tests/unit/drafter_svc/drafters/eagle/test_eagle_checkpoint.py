@@ -268,7 +268,7 @@ def test_a_target_without_usable_tables_is_refused(name: str, eagle_target: Path
 
 
 def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleError, match="is no checkpoint directory"):
+    with pytest.raises(IncompatibleError, match="there is no directory"):
         read_target_rows(str(tmp_path / "absent"))
     with pytest.raises(IncompatibleError, match="has no weights in safetensors"):
         read_target_rows(str(tmp_path))
