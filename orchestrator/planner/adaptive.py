@@ -103,7 +103,7 @@ class AdaptivePlanner:
         self.num_pauses = self.num_trials = self.num_comparisons = self.num_turns = 0
         # Of the current pass: its number, rows and time, and counts to which requests add.
         self.pass_number = self._pass_rows = self._pass_us = 0
-        self.num_rounds = self.num_asked = self.num_nodes = 0
+        self.num_rounds = self.num_able = self.num_asked = self.num_nodes = 0
         self.num_tokens = 0.0
         # Asking rounds until node values learn from a tree: about one in a pass, of the requests in turn.
         self.until_look = 1
@@ -191,7 +191,7 @@ class AdaptivePlanner:
         self._ended_s = now_s
         self.pass_number += 1
         self._pass_rows, self._pass_us = outcome.pass_rows, outcome.pass_us
-        self.num_rounds = self.num_asked = self.num_nodes = 0
+        self.num_rounds = self.num_able = self.num_asked = self.num_nodes = 0
         self.num_tokens = 0.0
 
     def _pass_over(self) -> None:
@@ -202,7 +202,8 @@ class AdaptivePlanner:
         seconds = None if self._seconds is None else max(usual_s, self._seconds - pass_s + usual_s)
         self._follow_load()
         has_switched = False
-        if self.prefill.is_crowded():
+        if self.prefill.is_crowded() or not self.num_able:
+            # Requests without speculation or drafters say nothing about an arm.
             self.choice.hold()
         else:
             late = ASKING_PER_NEWCOMER * self.num_newcomers
@@ -273,6 +274,8 @@ class AdaptiveRequest:
         self._last_pass = 0
         # Whether it asks for drafts, waits for its first tree, and has more than a round's tokens to be prefilled.
         self._is_drafting = self._is_newcomer = self._catches_up = False
+        # Whether it has drafters and leaves it to the planner to ask them.
+        self._is_able = False
         # Accepted tokens of its drafts relative to those of usual ones: a running mean, its prior, and rounds.
         self._gain = self._prior = planner.class_gains[is_greedy]
         self._num_asked = 0
@@ -325,6 +328,7 @@ class AdaptiveRequest:
             self._has_begun = True
             planner.begins(self._weight)
         nodes, multiple = planner.fixed.limits(round_context, load)
+        self._is_able = nodes > 0 and round_context.has_drafter and not round_context.forced
         if round_context.forced or nodes == 0:
             return planner.fixed.plan(round_context, load)
         weight = self._weight / planner.weights.mean
@@ -387,13 +391,14 @@ class AdaptiveRequest:
             asked = False
         self._last_pass = planner.pass_number
         planner.num_rounds += 1
+        planner.num_able += self._is_able
         planner.num_tokens += self._weight * len(outcome.token_ids)
         planner.num_nodes += outcome.draft_nodes
         if asked:
             planner.num_asked += 1
             if not self._is_newcomer:
                 self._learn(outcome, sent)
-        elif not self._is_drafting:
+        elif self._is_able and not self._is_drafting:
             self._num_aside += 1
             num_unread = len(outcome.token_ids) if last_pass else outcome.base_length + len(outcome.token_ids)
             self._num_unread += num_unread

@@ -216,3 +216,19 @@ def test_a_request_that_its_drafter_drops_keeps_nobody_from_drafting() -> None:
         request.round_over(Outcome(3, (1,), 0, 0, 0, 0, b"", 4, 1000, 0, 0), [], asked=False)
     assert planner.num_newcomers == 0
     assert planner.follow(is_greedy=True).plan(RoundContext(has_drafter=True)).max_nodes > 0
+
+
+def test_requests_without_speculation_say_nothing_about_drafts() -> None:
+    """Their rounds were once taken for rounds that drafters had not helped, and later requests did not draft."""
+    planner = AdaptivePlanner(15, 40_000)
+    for number in range(3):
+        plain = planner.follow(is_greedy=True)
+        for length in range(3, 203):
+            plain.plan(RoundContext(has_drafter=False))
+            # Passes are told apart by what they took.
+            outcome = Outcome(length, (1,), 0, 0, 0, 0, b"", 1, 9000 + (length + number) % 7, 0, 0)
+            plain.round_over(outcome, [], asked=False)
+        plain.close()
+    assert not planner.choice.blocks
+    assert planner.num_unread == 0
+    assert planner.follow(is_greedy=True).plan(RoundContext(has_drafter=True)).max_nodes > 0
