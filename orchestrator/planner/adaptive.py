@@ -318,6 +318,8 @@ class AdaptiveRequest:
             and not round_context.forced
             and round_context.sources in ((), planner.kinds)
         ):
+            # Its drafter may have come after its last other plan.
+            self._is_able = True
             self._stand_aside()
             return _NO_DRAFTS
         return self._plan_anew(round_context, load)

@@ -232,3 +232,13 @@ def test_requests_without_speculation_say_nothing_about_drafts() -> None:
     assert not planner.choice.blocks
     assert planner.num_unread == 0
     assert planner.follow(is_greedy=True).plan(RoundContext(has_drafter=True)).max_nodes > 0
+
+
+def test_a_request_whose_drafter_comes_while_none_is_asked_counts_from_then_on() -> None:
+    planner = AdaptivePlanner(15, 40_000)
+    request = planner.follow(is_greedy=True)
+    request.plan(RoundContext(has_drafter=False))
+    planner.asks = False
+    request.plan(RoundContext(has_drafter=True))
+    request.round_over(Outcome(3, (1,), 0, 0, 0, 0, b"", 1, 9000, 0, 0), [], asked=False)
+    assert (planner.num_able, planner.num_rounds) == (1, 1)
