@@ -70,6 +70,15 @@ _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
     "max_position_embeddings",
 )
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2}
 # Prompts in chunks, whose closed form rounds otherwise than token by token.
 _CHUNKED = 2e-3
@@ -119,13 +128,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3NextForCausalLM",
         {
             **_EXPERTS,
-            "num_hidden_layers": 3,
-            "head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            **_DELTA,
             "shared_expert_intermediate_size": 40,
         },
         near_tie_gap=_CHUNKED,
@@ -133,13 +136,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3.5": Family(
         "Qwen3_5ForCausalLM",
         {
-            "num_hidden_layers": 3,
-            "head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            **_DELTA,
         },
         near_tie_gap=_CHUNKED,
     ),
@@ -157,13 +154,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3_5MoeForCausalLM",
         {
             **_EXPERTS,
-            "num_hidden_layers": 3,
-            "head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            **_DELTA,
             "shared_expert_intermediate_size": 40,
         },
         near_tie_gap=_CHUNKED,
