@@ -11,13 +11,13 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from coppice.core.errors import UnavailableError
 from coppice.gateway.config import GatewayConfig
@@ -126,6 +126,9 @@ class GuardedHttp(HttpToolsProtocol):
     open_connections: ClassVar[OpenConnections]
     turnstile: ClassVar[Turnstile]
 
+    # Requests whose answers are not complete, oldest first; only the oldest is being answered. uvicorn remembers the
+    # latest alone, and would go on answering the others of a client that has left.
+    _open: deque[RequestResponseCycle]
     _arrival: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _is_arriving = True
@@ -137,6 +140,7 @@ class GuardedHttp(HttpToolsProtocol):
         self.flow: _Flow = _Flow(transport)
         host = (transport.get_extra_info("peername") or ("",))[0]
         self._inbound = bytearray()
+        self._open = deque()
         self._account = self.turnstile.open(host, self._go_on)
         self._opened_s = self.loop.time()
         self._await_request()
@@ -149,12 +153,16 @@ class GuardedHttp(HttpToolsProtocol):
         self.open_connections.remove(self)
         self.turnstile.close(self._account)
         self._inbound.clear()
+        self.pipeline.clear()
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no whole request is being answered."""
-        return self._is_arriving or self.cycle is None or self.cycle.response_complete
+        """Whether no whole request waits for its answer."""
+        return len(self._open) <= (self._is_arriving and not self._in_head)
 
     @property
     def age_s(self) -> float:
@@ -208,6 +216,12 @@ class GuardedHttp(HttpToolsProtocol):
         if self.parser.get_method() == b"POST":
             self.turnstile.charge(self._account, _CALL_UNITS)
         super().on_headers_complete()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._open.append(self.cycle)
+
+    def on_response_complete(self) -> None:
+        self._open.popleft()
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

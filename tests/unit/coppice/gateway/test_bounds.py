@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from coppice.gateway.body_room import SMALL_BYTES, BodyRoom
+from coppice.gateway.config import GatewayConfig
 from coppice.gateway.errors import ApiError
 from coppice.gateway.fields import CompletionFields, parse
-from coppice.gateway.http_server import OpenConnections
+from coppice.gateway.http_server import OpenConnections, serving
 
 
 class FakeConnection:
@@ -96,3 +97,29 @@ def test_a_long_list_of_mistakes_is_one_error(fields: dict[str, Any]) -> None:
         parse(json.dumps({"model": "toy", **fields}).encode(), CompletionFields)
     assert refused.value.status == 400
     assert len(json.dumps(refused.value.body())) < 300
+
+
+async def test_a_client_that_has_sent_several_requests_and_leaves_is_noticed_by_the_one_being_answered() -> None:
+    config = GatewayConfig(listen_address="127.0.0.1:0", orchestrator_address="127.0.0.1:1")
+    begun, left = asyncio.Event(), asyncio.Event()
+    paths = []
+
+    async def app(scope: Any, receive: Any, _: Any) -> None:
+        paths.append(scope["path"])
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with asyncio.timeout(10.0), serving(app, config, None) as address:
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(3)))
+        await begun.wait()
+        await asyncio.sleep(0.05)
+        assert not left.is_set()
+        writer.close()
+        await left.wait()
+        await asyncio.sleep(0.05)
+    # The others are not begun for nobody.
+    assert paths == ["/0"]
