@@ -230,6 +230,20 @@ def load(
     ] = True,
     num_prompts: opt.NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of random lengths.")] = "32,128",
+    lengths: Annotated[
+        str, typer.Option(metavar="even|lognormal", help="How lengths of outputs are drawn; lognormal: few are long.")
+    ] = "even",
+    turns: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Turns of a conversation. Above 1 the first prompt begins all, and the others are what users say.",
+        ),
+    ] = 1,
+    leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of requests whose clients leave early.")] = 0.0,
+    protocol: Annotated[
+        str, typer.Option(metavar="grpc|http", help="http: OpenAI's API of a gateway in front of the orchestrator.")
+    ] = "grpc",
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of every request.")] = 0.0,
     threads: Threads = 0,
     seed: opt.Seed = 0,
@@ -237,22 +251,27 @@ def load(
     """Load through the public API: speculation off, small and large fixed budgets and the planner, in turn.
 
     So many requests at once, requests that arrive whatever the server does, and a step. Exit code 1 when a token is not
-    what it is with speculation off.
+    what it is with speculation off, or a request failed.
     """
     opt.begin(target)
     levels = opt.numbers(concurrency, "--concurrency", least=1)
     shortest, longest = opt.length_range(output_tokens)
     shares = opt.rates(rates, "--rates")
-    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    is_lognormal = opt.choice(lengths, "--lengths", ("even", "lognormal")) == "lognormal"
+    over_http = opt.choice(protocol, "--protocol", ("grpc", "http")) == "http"
+    # The whole conversation has to fit the context.
+    chosen = opt.choose_prompts(prompts, num_prompts, seed, *([opt.TURN_CHARS] if turns > 1 else []))
 
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
-    plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
+    mixed = turns, leaving, is_lognormal
+    plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers, *mixed)
     setup = opt.setup(target, chosen, threads, runs, longest, (temperature,), seed)
     suite = LoadSuite(setup, plan, shortest)
-    finish(measured(suite.run, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
+    spec = topology_spec(str(target), [drafter], threads=threads)
+    finish(opt.measured_over_http(suite.run, spec) if over_http else measured(suite.run, spec), SHOWN, out)
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:

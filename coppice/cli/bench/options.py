@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.options import here, refusing
-from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, TopologySpec
+from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, Topology, TopologySpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 TARGET = MODELS / "target"
 DRAFTER = f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
 OUT = Path("results")
+# Most characters of what a user says in one turn of a generated conversation.
+TURN_CHARS = 300
 # Of arrivals; far above it, a client measures how fast it opens streams.
 MAX_RATE = 10
 
@@ -156,6 +159,13 @@ def rates(text: str, option: str, below: float = MAX_RATE) -> tuple[float, ...]:
     return found
 
 
+def choice(text: str, option: str, known: Sequence[str]) -> str:
+    """One of the known words; raises typer.BadParameter where it is none."""
+    if text not in known:
+        raise typer.BadParameter(f"{option}: must be one of {', '.join(known)}, got {text!r}")
+    return text
+
+
 def length_range(text: str) -> tuple[int, int]:
     """The bounds that `--output-tokens` says; raises typer.BadParameter where it says none."""
     lengths = numbers(text, "--output-tokens")
@@ -192,6 +202,21 @@ def measured(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: Topolo
     from coppice.lab.bench.services import measure_on, start_all
 
     return asyncio.run(measure_on(spec, start_all, measure))
+
+
+def measured_over_http(measure: Callable[[str, str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
+    """The report of services as `spec` says and a gateway, given the orchestrator's address and the gateway's."""
+    from coppice.lab.bench.services import free_port, measure_on
+
+    async def start(topology: Topology) -> Topology:
+        await topology.start()
+        return topology
+
+    async def run() -> Report:
+        with_gateway = replace(spec, http_port=await free_port())
+        return await measure_on(with_gateway, start, lambda topology: measure(topology.address, topology.http_address))
+
+    return asyncio.run(run())
 
 
 def finish(report: Report, shown: Shown, out: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import grpc
 
-from coppice.client import Client, Options, RequestFailedError, build_request
+from coppice.client import Chunk, Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion
 from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.lab.bench.counters import Counters, read_counters
@@ -168,6 +168,27 @@ class Answer:
         return self.ended_s - self.intended_s
 
 
+class TokenStream(Protocol):
+    """One request's chunks as they come; iteration raises RequestFailedError."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def cancel(self) -> None:
+        """Give the request up."""
+
+    def result(self) -> Completion:
+        """The completion, after the last chunk."""
+        ...
+
+
+class Requester(Protocol):
+    """A client over gRPC or HTTP."""
+
+    def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float) -> TokenStream:
+        """Send a request."""
+        ...
+
+
 async def _nothing() -> None: ...
 
 
@@ -179,12 +200,14 @@ class Window:
 
     def __init__(
         self,
-        client: Client,
+        client: Requester,
         policy: Policy,
         on_first: Callable[[], Awaitable[None]] = _nothing,
         on_end: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self.policy = policy
+        # Of requests that share prefixes with others of this window, and with no others.
+        self.salt = uuid.uuid4().hex
         self._client = client
         self._on_first, self._on_end = on_first, on_end
         self._num_sent = 0

@@ -29,6 +29,7 @@ from coppice.lab.bench.load import suite as load_suite
 from coppice.lab.bench.load.figures import Targets, num_good
 from coppice.lab.bench.load.loads import (
     DRAIN_S,
+    LEAVE_WITHIN_S,
     Arrival,
     ClosedLoad,
     Workload,
@@ -39,8 +40,6 @@ from coppice.lab.bench.load.loads import (
 from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
 from coppice.lab.bench.services import free_port, measure_on, start_all
 
-# Those who leave do so at any moment up to this long after they have asked.
-LEAVE_WITHIN_S = 2.0
 # How long a slow reader rests after each delta.
 SLOW_PAUSE_S = 0.05
 

@@ -113,15 +113,17 @@ def encoded_prompts(
     return [list(prompt[-room:]) for prompt in encoded], sum(len(prompt) > room for prompt in encoded)
 
 
+def chat_template(target: Path) -> ChatTemplate | None:
+    """The chat template of a target; None where it has none."""
+    from verifier_svc.model.checkpoint import read_tokenizer
+
+    checkpoint = read_tokenizer(str(target))
+    return ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens) if checkpoint.chat_template else None
+
+
 def _rendered(target: Path, prompts: Sequence[Prompt]) -> list[str]:
     """Texts of the prompts; questions as the target's chat template has them, where it has one."""
-    template = None
-    if any(prompt.is_question for prompt in prompts):
-        from verifier_svc.model.checkpoint import read_tokenizer
-
-        checkpoint = read_tokenizer(str(target))
-        if checkpoint.chat_template:
-            template = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens)
+    template = chat_template(target) if any(prompt.is_question for prompt in prompts) else None
     return [
         template.render([ChatMessage("user", prompt.text)]) if template and prompt.is_question else prompt.text
         for prompt in prompts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +27,8 @@ RATIO_NOTE = "docs/benchmarks.md says what each ratio is; medians over runs of t
 class Shown:
     """How a suite's report is shown: tables, a line that says how much was measured, panels of the picture.
 
-    `line` is a template over the report's `settings`, as are the titles of tables.
+    `page` makes an HTML file of the report and the path of its picture, which there has to be. `line` is a template
+    over the report's `settings`, as are the titles of tables.
     """
 
     tables: Sequence[Table]
@@ -36,6 +37,7 @@ class Shown:
     panels_per_row: int = 3
     # Of the table of ratios; empty: ratios are not shown.
     ratio_title: str = field(default="Ratios within a run, over runs")
+    page: Callable[[Report, Path], str] | None = None
 
 
 def document(
@@ -84,13 +86,16 @@ def machine_remarks(machine: Mapping[str, Any]) -> list[str]:
 
 
 def write_report(report: Report, shown: Shown, out: Path) -> str:
-    """Write `SUITE.json` and `.png` as far as the suite has one, print its tables, and say what was written."""
+    """Write `SUITE.json`, and `.png` and `.html` where the suite has them, print its tables, say what was written."""
     path = out / report["suite"]
     written = [path.with_suffix(".json")]
     write_json(report, written[0])
     if shown.panels:
         written.append(path.with_suffix(".png"))
         draw(report, shown.panels, written[-1], shown.panels_per_row)
+    if shown.page is not None:
+        written.append(path.with_suffix(".html"))
+        written[-1].write_text(shown.page(report, written[-2]), encoding="utf-8")
     print_tables(report, shown.tables, shown.line, shown.ratio_title)
     return "wrote " + " and ".join(map(str, written))
 

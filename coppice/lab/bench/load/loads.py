@@ -19,11 +19,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coppice.lab.bench.client import ATTENTIVE, Fate, Manner, Task, Window
+from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Task, Window
 from coppice.lab.bench.load.figures import Span
 
 # Of the logarithm of a lognormal length.
 SPREAD = 0.6
+# Those who leave do so at any moment up to this long after they have asked.
+LEAVE_WITHIN_S = 2.0
 # Lengths that stand for all of them.
 NUM_USUAL = 4096
 TIME_COLUMN = "TIMESTAMP"
@@ -34,7 +36,9 @@ TOKENS_COLUMN = "GeneratedTokens"
 class Workload:
     """Prompts in turn, with output lengths drawn evenly from [min_tokens, max_tokens].
 
-    A prompt always has the same seed, so that a shorter output is the beginning of a longer one.
+    A prompt always has the same seed, so that a shorter output is the beginning of a longer one. With several turns
+    prompts are those of conversations, one conversation after the other: a prompt has all turns before in it, and the
+    length of its output is always the same.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -44,12 +48,17 @@ class Workload:
     seed: int = 0
     # Lengths around the geometric mean of the bounds and cut to them, instead of evenly drawn: many short, a few long.
     lognormal: bool = False
+    num_turns: int = 1
+    # Share of the requests whose clients leave early.
+    leaving: float = 0.0
 
     def request(self, number: int, num_tokens: int | None = None) -> Task:
         """The request of a number; `num_tokens` replaces the drawn length, as far as outputs may be long."""
         prompt = number % len(self.prompts)
-        if num_tokens is None:
-            num_tokens = self._length(number)
+        if self.num_turns > 1:
+            num_tokens = self.length(prompt)
+        elif num_tokens is None:
+            num_tokens = self.length(number)
         length = min(max(num_tokens, 1), self.max_tokens)
         return Task(self.prompts[prompt], length, self.temperature, self.seed + prompt, prompt=prompt)
 
@@ -57,14 +66,31 @@ class Workload:
         """The request whose output begins with all others' of this prompt."""
         return self.request(prompt, self.max_tokens)
 
+    def manner(self, number: int) -> Manner:
+        """How the client of a request's number behaves."""
+        rng = random.Random(f"{self.seed} {number} manner")
+        leaves = rng.random() < self.leaving
+        return Manner(leave_after_s=rng.uniform(0.0, LEAVE_WITHIN_S)) if leaves else ATTENTIVE
+
+    def salt(self, number: int, window: Window) -> str:
+        """The salt of a conversation's requests: that of all conversations until the first comes again.
+
+        Empty without turns: requests then share nothing.
+        """
+        num_conversations = len(self.prompts) // self.num_turns
+        return f"{window.salt} {number // num_conversations}" if self.num_turns > 1 else ""
+
     @property
     def mean_tokens(self) -> float:
         """Expected length of an output."""
+        if self.num_turns > 1:
+            return statistics.fmean(map(self.length, range(len(self.prompts))))
         if self.lognormal:
-            return statistics.fmean(map(self._length, range(NUM_USUAL)))
+            return statistics.fmean(map(self.length, range(NUM_USUAL)))
         return (self.min_tokens + self.max_tokens) / 2
 
-    def _length(self, number: int) -> int:
+    def length(self, number: int) -> int:
+        """Tokens of an output: by its request's number, or by its prompt's where there are turns."""
         rng = random.Random(f"{self.seed} {number}")
         if not self.lognormal:
             return rng.randint(self.min_tokens, self.max_tokens)
@@ -148,6 +174,22 @@ def _parse(row: dict[str, str | None], place: str) -> tuple[datetime, int]:
 PAUSE_S = 0.1
 
 
+async def converse(window: Window, workload: Workload, number: int, arrival: Arrival | None = None) -> Answer:
+    """Send one request, or each turn of one conversation when the last has ended; the last answer.
+
+    A turn that is refused or fails ends the conversation; after one whose client left, the next is sent.
+    """
+    salt, intended_s = workload.salt(number, window), None if arrival is None else arrival.at_s
+    for turn in range(number * workload.num_turns, (number + 1) * workload.num_turns):
+        manner = workload.manner(turn) if arrival is None or arrival.manner == ATTENTIVE else arrival.manner
+        task = workload.request(turn, None if arrival is None else arrival.num_tokens)
+        answer = await window.ask(task, intended_s, manner, salt)
+        if answer.fate not in (Fate.COMPLETED, Fate.LEFT):
+            break
+        intended_s = None
+    return answer
+
+
 @contextlib.asynccontextmanager
 async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Callable[[int], None]]:
     """A function that says how many workers there are, each of which sends its next request when its last has ended.
@@ -158,7 +200,7 @@ async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Calla
 
     async def work() -> None:
         while True:
-            if (await window.ask(workload.request(next(numbers)))).fate is not Fate.COMPLETED:
+            if (await converse(window, workload, next(numbers))).fate not in (Fate.COMPLETED, Fate.LEFT):
                 await asyncio.sleep(PAUSE_S)
 
     async with asyncio.TaskGroup() as group:
@@ -184,8 +226,7 @@ async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arriv
         tasks = []
         for number, arrival in enumerate(arrivals):
             await window.wait_until(arrival.at_s)
-            request = workload.request(number, arrival.num_tokens)
-            tasks.append(group.create_task(window.ask(request, arrival.at_s, arrival.manner)))
+            tasks.append(group.create_task(converse(window, workload, number, arrival)))
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             _cancel(late)

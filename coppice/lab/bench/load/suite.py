@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from coppice.client import Client
 from coppice.frozen_heap import frozen_heap
 from coppice.lab.bench import comparison
-from coppice.lab.bench.client import Answer, Contender, Fate, Mode, Policy, Window, model_info
+from coppice.lab.bench.client import Answer, Contender, Fate, Mode, Policy, Requester, Task, Window, model_info
 from coppice.lab.bench.comparison import Setup, answers_of, is_identical
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.figures import mean_acceptance_length, nodes_per_round, rows_per_pass
@@ -43,7 +43,9 @@ from coppice.lab.bench.harness.experiment import (
 from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.http_client import GatewayClient
 from coppice.lab.bench.load import figures
+from coppice.lab.bench.load.chats import Ask, Chats
 from coppice.lab.bench.load.figures import Span, Targets
 from coppice.lab.bench.load.loads import (
     PAUSE_S,
@@ -56,8 +58,10 @@ from coppice.lab.bench.load.loads import (
     Workload,
     trace_beginning,
 )
+from coppice.lab.bench.load.page import load_page
 from coppice.lab.bench.throughput import measure_batches
 from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
+from coppice.v1 import inference_pb2
 
 OFF = "off"
 FIXED = ("fixed-small", "fixed-large")
@@ -102,10 +106,15 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
 
     Raises BenchmarkError if a request failed.
     """
+    output = _asker(client, off)
+    return tuple(await asyncio.gather(*(output(workload.longest(prompt)) for prompt in range(len(workload.prompts)))))
+
+
+def _asker(client: Client, off: Policy) -> Ask:
+    """A function that makes the output of a task; it raises BenchmarkError if the request failed."""
     window, room = Window(client, off), asyncio.Semaphore(REFERENCE_CONCURRENCY)
 
-    async def output(prompt: int) -> tuple[int, ...]:
-        task = workload.longest(prompt)
+    async def output(task: Task) -> tuple[int, ...]:
         async with room:
             # A server may run fewer at once than we ask for.
             give_up_s = time.monotonic() + REFERENCE_PATIENCE_S
@@ -117,11 +126,11 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
             raise BenchmarkError(f"no output of {OFF} to compare with: {answer.error or 'it is too short'}")
         return answer.token_ids
 
-    return tuple(await asyncio.gather(*map(output, range(len(workload.prompts)))))
+    return output
 
 
 async def measure_loads(
-    client: Client,
+    client: Requester,
     workload: Workload,
     loads: Sequence[Load],
     contenders: Sequence[Policy],
@@ -177,6 +186,22 @@ def late_remarks(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         for row in rows
         if (row["lag_ms_p99"] or 0) > MAX_LAG_MS
     ]
+
+
+def failures(results: Results) -> list[str]:
+    """Loads with requests that failed, and the first error of each."""
+    found = []
+    for load in results.loads(object):
+        for policy in results.policies:
+            errors = [
+                answer.error
+                for sample in results.of(load, policy.name)
+                for answer in sample.answers
+                if answer.fate is Fate.FAILED
+            ]
+            if errors:
+                found.append(f"{policy.name} {load.name}: {len(errors)} requests failed, the first: {errors[0]}")
+    return found
 
 
 def require_completed(answers: Iterable[Answer], name: str) -> None:
@@ -520,6 +545,12 @@ class LoadPlan:
     targets: Targets = field(default_factory=Targets)
     # Whether transformers has its turn with the closed loads, too; it does with greedy requests alone.
     transformers: bool = True
+    # Of a conversation; its requests follow each other, and arrivals are those of conversations.
+    num_turns: int = 1
+    # Share of the requests whose clients leave early.
+    leaving: float = 0.0
+    # Outputs of lognormal lengths, instead of evenly drawn ones.
+    lognormal: bool = False
 
     def other_loads(self, saturation_per_s: float, seed: int) -> list[Load]:
         """Arrivals at shares of so many requests per second, those of the trace, and the step."""
@@ -538,20 +569,22 @@ class LoadSuite:
     plan: LoadPlan
     min_tokens: int = 32
 
-    async def run(self, address: str) -> Report:
-        """Measure and return the report. Raises BenchmarkError if the server failed."""
+    async def run(self, address: str, http_address: str = "") -> Report:
+        """Measure and return the report; with `http_address`, the HOST:PORT of a gateway, over HTTP.
+
+        What all tokens are compared with comes over gRPC. Raises BenchmarkError if the server failed.
+        """
         machine, common, plan = describe_machine(), self.setup.plan, self.plan
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
             async with Client(address) as client:
                 info = await model_info(client)
                 prompt_ids, num_cut = self.setup.encoded(info.max_context_tokens)
-                prompts = tuple(map(tuple, prompt_ids))
                 heat = common.temperatures[0]
-                workload = Workload(prompts, self.min_tokens, common.max_tokens, heat, common.seed)
+                workload, references = await self._workload(client, info, tuple(map(tuple, prompt_ids)), heat)
                 baselines = self._baselines(workload)
-                references = await reference_outputs(client, workload, policies(info.max_nodes)[0])
-                results = await self._measure(client, workload, policies(info.max_nodes), baselines)
+                requester = GatewayClient(http_address, info.model) if http_address else client
+                results = await self._measure(requester, workload, policies(info.max_nodes), baselines)
         rows = load_rows(results, references)
         settings = {
             **self.setup.settings(prompt_ids, num_cut),
@@ -562,12 +595,17 @@ class LoadSuite:
             "rates": list(plan.rates),
             "trace_speed": plan.trace_speed if plan.trace else None,
             "step": plan.step,
+            "protocol": "http" if http_address else "grpc",
+            "turns": plan.num_turns,
+            "leaving": plan.leaving,
+            "lognormal": plan.lognormal,
             "ttft_target_ms": 1000 * plan.targets.ttft_s,
             "tpot_target_ms": 1000 * plan.targets.tpot_s,
             # Where that is the largest of `concurrency`, saturation may lie beyond it.
             "saturation_concurrency": saturating_load(results).concurrency,
             "saturation_tokens_per_s": round(saturation(results), 3),
             "saturation_requests_per_s": round(saturation(results) / workload.mean_tokens, 3),
+            "num_conversations": len(workload.prompts) // plan.num_turns,
             "server_max_nodes": info.max_nodes,
             "output_tokens": [self.min_tokens, common.max_tokens],
             "temperature": heat,
@@ -583,9 +621,22 @@ class LoadSuite:
             [*rows, *baselines.rows(references)],
             load_ratios(results, baselines.ratios(results)),
             load_remarks(rows),
-            unequal(rows, "num_compared"),
+            [*unequal(rows, "num_compared"), *failures(results)],
             step_series=series(results),
         )
+
+    async def _workload(
+        self, client: Client, info: inference_pb2.GetModelInfoResponse, prompts: References, heat: float
+    ) -> tuple[Workload, References]:
+        """The requests, and the longest output of each prompt."""
+        plan, common, off = self.plan, self.setup.plan, policies(info.max_nodes)[0]
+        more = plan.lognormal, plan.num_turns, plan.leaving
+        workload = Workload(prompts, self.min_tokens, common.max_tokens, heat, common.seed, *more)
+        if plan.num_turns == 1:
+            return workload, await reference_outputs(client, workload, off)
+        texts = [prompt.text for prompt in self.setup.prompts]
+        chats = Chats(self.setup.target, texts, plan.num_turns, info.max_context_tokens)
+        return await chats.workload(workload, _asker(client, off))
 
     def _baselines(self, workload: Workload) -> Baselines:
         """transformers in both of its ways, or not at all."""
@@ -598,7 +649,7 @@ class LoadSuite:
         return Baselines(both, workload)
 
     async def _measure(
-        self, client: Client, workload: Workload, contenders: tuple[Policy, ...], baselines: Baselines
+        self, client: Requester, workload: Workload, contenders: tuple[Policy, ...], baselines: Baselines
     ) -> Results:
         """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
         plan, runs, seed = self.plan, self.setup.plan.num_runs, self.setup.plan.seed
@@ -606,7 +657,7 @@ class LoadSuite:
         num_loads = len(closed) + len(plan.other_loads(1.0, seed))
         with progress("load", num_loads * runs * len(contenders)) as advance:
             taken = await measure_loads(client, workload, closed, contenders, runs, seed, advance, baselines)
-            per_s = saturation(Results(taken, contenders)) / workload.mean_tokens
+            per_s = saturation(Results(taken, contenders)) / workload.mean_tokens / plan.num_turns
             if not per_s:
                 raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
             loads = plan.other_loads(per_s, seed)
@@ -684,10 +735,11 @@ SHOWN = Shown(
             custom=_draw_step,
         ),
     ),
-    line="{num_runs} runs of {duration_s:g} s windows, {num_prompts} prompts of {mean_prompt_tokens:.0f} tokens on "
-    "average, T={temperature:g}, {threads} threads. Without speculation the server gives at most "
-    "{saturation_tokens_per_s:.0f} tokens/s, {saturation_requests_per_s:.2f} requests/s, "
+    line="{num_runs} runs of {duration_s:g} s windows over {protocol}, {num_prompts} prompts of "
+    "{mean_prompt_tokens:.0f} tokens on average, T={temperature:g}, {threads} threads. Without speculation the server "
+    "gives at most {saturation_tokens_per_s:.0f} tokens/s, {saturation_requests_per_s:.2f} requests/s, "
     "with {saturation_concurrency} at once.",
     panels_per_row=2,
     ratio_title="Ratios within a run, over runs; settle times in seconds",
+    page=load_page,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -15,17 +16,22 @@ from coppice.cli.__main__ import app
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.lab.bench import services
+from tests.http_client import gateway_to
 
 
 class RunningTopology:
-    """Stands for services that run already, or whose drafter has died."""
+    """Stands for services that run already, or whose drafter has died; the gateway, if any, begins here."""
 
-    def __init__(self, address: str, error: ChildError | None = None) -> None:
+    def __init__(self, spec: TopologySpec, address: str, error: ChildError | None = None) -> None:
         self.address = address
+        self.http_address = ""
+        self._spec = spec
         self._error = error
+        self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        pass
+        if self._spec.http_port:
+            self.http_address = await self._stack.enter_async_context(gateway_to(self.address))
 
     async def failed(self) -> ChildError:
         if self._error is None:
@@ -34,7 +40,7 @@ class RunningTopology:
         return self._error
 
     async def stop(self) -> None:
-        pass
+        await self._stack.aclose()
 
 
 def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | None = None) -> list[TopologySpec]:
@@ -42,7 +48,7 @@ def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | 
 
     def topology(spec: TopologySpec, *_: object) -> RunningTopology:
         specs.append(spec)
-        return RunningTopology(address, error)
+        return RunningTopology(spec, address, error)
 
     for module in (services, cli_topology):
         monkeypatch.setattr(module, "Topology", topology)

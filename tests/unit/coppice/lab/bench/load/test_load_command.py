@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.scenario import read_load_report
 from tests.unit.coppice.lab.bench.schema import lost_fields
@@ -63,6 +64,7 @@ def test_load_writes_json_and_plot_and_prints_tables(
     assert len(settings["prompt_tokens"]) == 2
     assert {"machine", "versions", "command", "commit"} <= set(report)
     assert (tmp_path / "out" / "load.png").is_file()
+    assert "Passed: none of " in (tmp_path / "out" / "load.html").read_text()
     for text in ("planner/best-fixed.min", "goodput", "requests at once and back"):
         assert text in result.output
 
@@ -92,3 +94,48 @@ def test_changed_tokens_fail_the_command_and_are_still_written(
     report = json.loads((tmp_path / "out" / "load.json").read_text())
     assert [row["identical"] for row in report["rows"]] == [True, False, False, False]
     assert "MISMATCH: planner c1: " in result.output
+
+
+def test_conversations_over_http_whose_clients_may_leave(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    arguments = _arguments(tiny_target, tmp_path, "--protocol", "http", "--turns", "2", "--leaving", "0.3")
+    texts = ("System.", "a", "b", "c", "d", "too many")
+    prompts = tmp_path / "turns.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    arguments[arguments.index("--prompts") + 1] = str(prompts)
+    more = ("--rates", "0.5", "--duration", "0.5", "--lengths", "lognormal", "--concurrency", "2")
+    result = CliRunner().invoke(bench.app, [*arguments, *more])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    settings = report["settings"]
+    assert (settings["protocol"], settings["turns"], settings["num_conversations"]) == ("http", 2, 2)
+    # One token a byte: what the second turn has more are the first answer and its own text.
+    first, second = settings["prompt_tokens"][:2]
+    assert first == len("System.\n\na")
+    assert first + len("\nb") < second <= first + 4 * len("\ufffd".encode()) + len("\n\nb")
+    assert all(row["num_completed"] and row["identical"] for row in report["rows"])
+    page = (tmp_path / "out" / "load.html").read_text()
+    assert "conversations of 2 turns" in page
+    assert "over http" in page
+
+
+def test_a_conversation_that_does_not_fit_is_refused(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    arguments = _arguments(tiny_target, tmp_path, "--turns", "2")
+    prompts = tmp_path / "turns.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": 45 * letter}) + "\n" for letter in "abc"))
+    arguments[arguments.index("--prompts") + 1] = str(prompts)
+    result = CliRunner().invoke(bench.app, arguments)
+    assert isinstance(result.exception, BenchmarkError)
+    assert "fewer --turns" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--protocol", "--lengths"])
+def test_an_unknown_word_is_refused(tiny_target: Path, tmp_path: Path, option: str) -> None:
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, option, "soap"))
+    assert result.exit_code == 2
+    assert "must be one of" in result.output

@@ -16,6 +16,7 @@ from coppice.lab.bench.load.suite import (
     Baselines,
     Results,
     Sample,
+    failures,
     load_ratios,
     load_remarks,
     load_rows,
@@ -224,3 +225,12 @@ def test_every_token_that_came_is_compared(given: Answer, num_compared: int, num
     assert (result[3]["num_compared"], result[3]["num_identical"]) == (num_compared, num_identical)
     expected = [] if num_identical == num_compared else ["planner c1: 1 of 1 outputs differ"]
     assert unequal(result, "num_compared") == expected
+
+
+def test_a_failed_request_is_told_with_its_error_and_a_refused_one_is_not() -> None:
+    load = PoissonLoad(0.5, 1.0, 1.0, 0)
+    answers = {policy.name: [answer([(0.5, 3)]), answer([], Fate.REFUSED)] for policy in POLICIES}
+    assert failures(Results(Samples(_everywhere(load, Span(0.0, 1.0), answers)), POLICIES)) == []
+    answers["planner"].append(answer([], Fate.FAILED))
+    found = failures(Results(Samples(_everywhere(load, Span(0.0, 1.0), answers)), POLICIES))
+    assert found == ["planner r0.5: 1 requests failed, the first: failed"]
