@@ -27,15 +27,12 @@ from orchestrator.api.validation import detokenize_sizes, max_request_bytes, req
 from orchestrator.config import Config
 from orchestrator.peers.drafter_client import DraftedTarget, DrafterClient, DrafterPool
 from orchestrator.peers.peer_channel import Dial, dial
-from orchestrator.peers.shared_affinity import SharedAffinity
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import FixedPlanner, Planner
 from orchestrator.planner.fleet import FleetPlanner
-from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace, open_redis
-from orchestrator.prefix_cache.keys import CacheNamespace
-from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace
 from orchestrator.request.round_feed import RoundFeed
 
 if TYPE_CHECKING:
@@ -85,14 +82,9 @@ async def running(
         drafters = await _drafters(stack, config, verifiers.info, to_peers, dial)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
-        namespace = open_namespace(config, verifiers.info)
-        cache = open_cache(config, namespace, verifiers.info.vocab_size)
+        cache = open_cache(config, open_namespace(config, verifiers.info), verifiers.info.vocab_size)
         if cache is not None:
             stack.push_async_callback(cache.close)
-
-        if config.redis_url and len(config.verifier_addresses) > 1:
-            verifiers.affinity = _affinity(config, namespace)
-            stack.push_async_callback(verifiers.affinity.close)
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes, verifiers)
@@ -176,12 +168,6 @@ def _admission(config: Config) -> Admission:
         shared_places=0 if config.tokens_file else config.shared_places,
         call_later=asyncio.get_running_loop().call_later,
     )
-
-
-def _affinity(config: Config, namespace: CacheNamespace) -> SharedAffinity:
-    """Prefixes by verifier, shared with other orchestrators."""
-    counts = CacheCounts()
-    return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, namespace)
 
 
 def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authentication | None:

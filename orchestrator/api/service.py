@@ -174,7 +174,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 trace.validated(valid, self._verifiers.info.model, num_outputs)
                 await _admitted(ticket, deadline_s)
                 trace.admitted(ticket.started_s)
-                await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
                 outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace, tenant.name)
                 counted.began(outputs, len(valid.prompt_ids))
                 end = functools.partial(self._end_unread, context, asyncio.current_task(), outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from coppice.net.certificates import Certificates
 from coppice.v1 import verifier_pb2
 from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost
-from orchestrator.peers.shared_affinity import SharedAffinity, verifier_digest
 from orchestrator.peers.verifier_client import VerifierClient, VerifierHandler, VerifierInfo
 from orchestrator.request.rounds import VerifyOpening
 
@@ -53,8 +53,6 @@ class VerifierPool:
         self.num_rehomed = 0
         self._changed = asyncio.Event()
         self._info: VerifierInfo | None = None
-        # Prefixes shared with other orchestrators; None if not shared.
-        self.affinity: SharedAffinity | None = None
         self.tokenizer = verifier_pb2.GetTokenizerResponse()
 
     @property
@@ -133,24 +131,6 @@ class VerifierPool:
             self._place(handler)
         elif not handler.finish_if_complete():
             raise UnavailableError("no verifier is connected")
-
-    async def recall(self, token_ids: Sequence[int], cache_salt: str) -> None:
-        """Look up which verifier other orchestrators sent this prefix to, if it is unknown here.
-
-        Takes at most `shared_affinity.WAIT_S`, and returns at once with a single verifier.
-        """
-        if self.affinity is None or len(self._usable) < 2:
-            return
-        digests = prefix_digests(token_ids, self.info.shared_block_tokens, cache_salt)
-        if not digests or any(self._prefixes[client].num_known(digests) for client in self._usable):
-            return
-
-        def on_found(verifier: bytes, num_blocks: int) -> None:
-            for client in self._usable:
-                if verifier_digest(client.info.instance_id) == verifier:
-                    self._prefixes[client].add(digests[:num_blocks])
-
-        await self.affinity.look_up(cache_salt, digests, on_found)
 
     def leave(self, handler: VerifierHandler) -> None:
         """Remove a sequence from those that wait for a verifier."""
@@ -232,15 +212,13 @@ class VerifierPool:
         digests = prefix_digests(opening.token_ids, block_tokens, opening.cache_salt)
         num_blocks = -(-len(opening.token_ids) // (block_tokens or DEFAULT_BLOCK_TOKENS))
 
-        def rank(client: VerifierClient) -> tuple[bool, bool, int, int]:
-            candidate = client.candidate(self._prefixes[client].num_known(digests))
-            return client.is_full, client.is_draining, cost(candidate, num_blocks), self._turns[client]
+        def rank(client: VerifierClient) -> tuple[bool, bool, int, bytes, int]:
+            blocks_cost = cost(client.candidate(self._prefixes[client].num_known(digests)), num_blocks)
+            preference = _preference(client.info.instance_id, digests)
+            return client.is_full, client.is_draining, blocks_cost, preference, self._turns[client]
 
         best = min(self._usable, key=rank)
         self._prefixes[best].add(digests)
-        # An empty id would be no hint.
-        if self.affinity is not None and best.info.instance_id:
-            self.affinity.note(best.info.instance_id, opening.cache_salt, digests)
         self._turns[best] = next(self._turn)
         return best
 
@@ -261,6 +239,16 @@ class VerifierPool:
     def _announce(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _preference(instance_id: str, digests: Sequence[bytes]) -> bytes:
+    """Rank of a verifier for prompts with this first block (rendezvous hashing), the same in every orchestrator.
+
+    Empty, so that equals take turns, without a whole block or an id.
+    """
+    return (
+        hashlib.blake2b(digests[0] + instance_id.encode(), digest_size=8).digest() if digests and instance_id else b""
+    )
 
 
 def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:

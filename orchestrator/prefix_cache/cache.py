@@ -91,23 +91,14 @@ def open_cache(config: Config, namespace: CacheNamespace, vocab_size: int) -> Pr
     return PrefixCache(_store(config, counts), counts, namespace, vocab_size)
 
 
-def open_redis(config: Config, timeout_s: float, counts: CacheCounts) -> RedisStore:
-    """Store at REDIS_URL with calls of at most `timeout_s` seconds.
-
-    Raises:
-        ConfigError: the URL is invalid, or redis-py is missing.
-    """
-    try:
-        return RedisStore.open(config.redis_url, config.cache_ttl_s, timeout_s, counts)
-    except ImportError as error:
-        raise ConfigError(f"REDIS_URL needs redis-py, the extra `redis`: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"REDIS_URL: {error}") from error
-
-
 def _store(config: Config, counts: CacheCounts) -> PrefixStore:
     max_bytes = config.cache_mib << 20
     if not config.redis_url:
         return MemoryStore(max_bytes, config.cache_ttl_s)
-    far = open_redis(config, config.redis_timeout_ms / 1000, counts)
+    try:
+        far = RedisStore.open(config.redis_url, config.cache_ttl_s, config.redis_timeout_ms / 1000, counts)
+    except ImportError as error:
+        raise ConfigError(f"REDIS_URL needs redis-py, the extra `redis`: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"REDIS_URL: {error}") from error
     return NearStore(MemoryStore(max_bytes, min(config.cache_ttl_s, _NEAR_TTL_S)), far)

@@ -46,10 +46,6 @@ class TenantKeys:
         """Key for statistics of prompts with the same beginning."""
         return self._of(b"beginning", tokens[:BEGINNING_TOKENS])
 
-    def holder(self, digest: bytes) -> bytes:
-        """Key for the verifier that was sent the blocks of this digest."""
-        return PREFIX + _digest(self._key, struct.pack("<I6s", 6, b"holder") + digest)
-
     def _of(self, tag: bytes, tokens: Sequence[int]) -> bytes:
         message = struct.pack(f"<I{len(tag)}sI{len(tokens)}I", len(tag), tag, len(tokens), *tokens)
         return PREFIX + _digest(self._key, message)

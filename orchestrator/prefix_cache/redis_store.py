@@ -129,15 +129,6 @@ class RedisStore:
             return [None] * len(keys)
         return [value if isinstance(value, bytes) else None for value in values]
 
-    async def write(self, values: Mapping[bytes, bytes], ttl_s: float) -> None:
-        """Set values with a lifetime of `ttl_s` seconds, unconditionally: one pipeline of SETs."""
-        if not values or not self._may(self._writes):
-            return
-        pipeline = self._redis.pipeline(transaction=False)
-        for key, value in values.items():
-            pipeline.set(key, value, px=_milliseconds(ttl_s))
-        await self._call(self._writes, pipeline.execute())
-
     async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
         """Compare-and-set in one Lua script, which Redis runs atomically: no concurrent change is lost.
 

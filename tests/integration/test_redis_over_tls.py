@@ -36,7 +36,7 @@ async def remembered(url: str) -> tuple[list[bytes | None], int]:
     counts = CacheCounts()
     store = RedisStore.open(url, ttl_s=60.0, timeout_s=5.0, counts=counts)
     try:
-        await store.write({b"key": b"value"}, 60.0)
+        await store.replace({b"key": None}, {b"key": b"value"})
         return await store.read([b"key"]), counts.errors
     finally:
         await store.close()
