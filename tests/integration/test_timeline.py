@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from coppice.client import Client, Options
-from coppice.lab.bench.timeline.suite import HOPS, Watched, hop_rows, ratios, rounds_of
+from coppice.lab.bench.timeline import HOPS, Watched, hop_rows, ratios, rounds_of
 from coppice.obs.timeline import StreamTimeline, Timeline
 from orchestrator.app import running
 from orchestrator.config import Config

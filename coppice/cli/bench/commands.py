@@ -465,7 +465,6 @@ def timeline(
     num_prompts: opt.NumPrompts = 4,
     max_tokens: opt.MaxTokens = 96,
     temperature: Annotated[float, typer.Option(min=0, max=100)] = 0.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in the picture.")] = 6,
     threads: Threads = 0,
     seed: opt.Seed = 0,
 ) -> None:
@@ -474,10 +473,10 @@ def timeline(
     spec = opt.topology(target, drafter, threads)
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
-    from coppice.lab.bench.timeline.suite import measure_timeline
+    from coppice.lab.bench.timeline import SHOWN, measure_timeline
 
     setup = opt.setup(target, chosen, threads, 1, max_tokens, (temperature,), seed)
-    finish(*asyncio.run(measure_timeline(setup, spec, rounds)), out)
+    finish(asyncio.run(measure_timeline(setup, spec)), SHOWN, out)
 
 
 def report(

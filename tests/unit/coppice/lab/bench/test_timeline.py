@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.timeline.suite import (
+from coppice.lab.bench.timeline import (
     HOPS,
     NUM_WARM_UP_REQUESTS,
     Watched,
@@ -15,7 +15,6 @@ from coppice.lab.bench.timeline.suite import (
     hop_rows,
     ratios,
     rounds_of,
-    shown_rounds,
 )
 from coppice.obs.timeline import TimelineEvent as Event
 
@@ -100,8 +99,6 @@ def test_requests_are_told_apart_and_numbers_of_sequences_may_come_again() -> No
     assert [len(rounds) for rounds in requests] == [3, 4]
     assert requests[0] == rounds_of(first)[0]
     assert requests[1] == rounds_of(second)[0]
-    assert shown_rounds(requests, 2) == requests[1][1:3]
-    assert shown_rounds(requests, 9) == requests[1]
 
 
 def test_a_round_without_a_draft_waits_until_its_pass() -> None:

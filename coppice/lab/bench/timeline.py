@@ -10,16 +10,12 @@ import math
 import statistics
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from coppice.cli.topology import TopologySpec
 from coppice.client import Client, RequestFailedError
@@ -27,7 +23,6 @@ from coppice.lab.bench.client import Mode, Policy, Task, model_info
 from coppice.lab.bench.comparison import Setup
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, known
-from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Shown, document
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.services import kept_events, measure_on, start_all
@@ -213,30 +208,15 @@ def ratios(requests: Sequence[Sequence[Round]]) -> dict[str, float]:
     }
 
 
-def shown_rounds(requests: Sequence[Sequence[Round]], number: int) -> Sequence[Round]:
-    """So many rounds in a row from the middle of the longest request, where nothing is unusual any more."""
-    longest = max(requests, key=len)
-    first = max(0, (len(longest) - number) // 2)
-    return longest[first : first + number]
-
-
 NUM_WARM_UP_REQUESTS = 2
 
-LANES = ("verifier", "drafter", "orchestrator", "client")
-COLOURS = {
-    "pass": "tab:blue",
-    "choosing tokens": "lightskyblue",
-    "no draft yet": "tab:red",
-    "draft": "tab:green",
-    "preparing the next draft": "palegreen",
-    "orchestrator": "tab:orange",
-}
-MESSAGES = {"outcome": "black", "tree": "darkgreen", "delta": "tab:purple"}
-HEIGHT = 0.6
+SHOWN = Shown(
+    tables=(Table("One round, hop by hop: microseconds", "us_p50 us_p90 rounds"),), ratio_title="Over all rounds"
+)
 
 
-async def measure_timeline(setup: Setup, spec: TopologySpec, num_rounds: int) -> tuple[Report, Shown]:
-    """The report of requests one after another, and how it is shown, with so many rounds in the picture.
+async def measure_timeline(setup: Setup, spec: TopologySpec) -> Report:
+    """The report of requests one after another.
 
     Services keep their events; there is no prefix cache, which would draft next to the drafter.
 
@@ -257,8 +237,7 @@ async def measure_timeline(setup: Setup, spec: TopologySpec, num_rounds: int) ->
         "prompts": [one.origin for one in setup.prompts],
     }
     rows = hop_rows([one for rounds in requests for one in rounds])
-    report = document("timeline", machine, settings, rows, Ratios(ratios(requests), {}))
-    return report, shown(requests, watched.drafter, num_rounds)
+    return document("timeline", machine, settings, rows, Ratios(ratios(requests), {}))
 
 
 async def _ask(setup: Setup, kept: Timeline, address: str) -> None:
@@ -281,72 +260,3 @@ def counted_rounds(watched: Watched) -> list[list[Round]]:
     if not requests:
         raise BenchmarkError("no request had two rounds: take more tokens")
     return requests
-
-
-def shown(requests: Sequence[Sequence[Round]], drafter: Sequence[TimelineEvent], num_rounds: int) -> Shown:
-    """A table of hops, and a picture of some rounds in a row with what the drafter computed ahead."""
-    rounds = shown_rounds(requests, num_rounds)
-    ahead = [event for event in drafter if event.what == "ahead"]
-    title = f"{len(rounds)} rounds of one request; a message ends at its dot"
-    return Shown(
-        tables=(Table("One round, hop by hop: microseconds", "us_p50 us_p90 rounds"),),
-        panels=(Panel(title, xlabel="ms", custom=partial(_draw, rounds=rounds, ahead=ahead)),),
-        ratio_title="Over all rounds",
-    )
-
-
-def _draw(axes: Axes, report: Report, rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> None:
-    zero = rounds[0].at["outcome_left"]
-    for lane, kind, start, end in bars(rounds, ahead):
-        bottom = LANES.index(lane) - HEIGHT / 2
-        axes.broken_barh([((start - zero) / 1000, (end - start) / 1000)], (bottom, HEIGHT), color=COLOURS[kind])
-    for what, lane, start, other, end in messages(rounds):
-        times, lanes = [(start - zero) / 1000, (end - zero) / 1000], [LANES.index(lane), LANES.index(other)]
-        axes.plot(times, lanes, color=MESSAGES[what], linewidth=0.8)
-        # Where it arrives, so that its direction can be seen.
-        axes.plot(times[1], lanes[1], color=MESSAGES[what], marker="o", markersize=2.5)
-    axes.set_yticks(range(len(LANES)), LANES)
-    kinds = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
-    lines = [Line2D([], [], color=colour, label=what) for what, colour in MESSAGES.items()]
-    axes.legend(handles=[*kinds, *lines], fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-
-
-# Who was busy, with what, between which times of a round.
-BUSY = (
-    ("verifier", "pass", "pass_began", "pass_ended"),
-    ("verifier", "choosing tokens", "pass_ended", "ended"),
-    ("drafter", "draft", "draft_began", "draft_ended"),
-    ("orchestrator", "orchestrator", "outcome_came", "drafter_told"),
-    ("orchestrator", "orchestrator", "tree_came", "draft_left"),
-)
-# What went, from which lane when to which lane when.
-SENT = (
-    ("outcome", "verifier", "outcome_left", "orchestrator", "outcome_came"),
-    ("outcome", "orchestrator", "drafter_told", "drafter", "drafter_heard"),
-    ("tree", "drafter", "tree_left", "orchestrator", "tree_came"),
-    ("tree", "orchestrator", "draft_left", "verifier", "draft_came"),
-    ("delta", "orchestrator", "delta_left", "client", "delta_came"),
-)
-
-
-def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[tuple[str, str, float, float]]:
-    """Who was busy, or waited: lane, what it is, from, to."""
-    first, last = rounds[0].at["outcome_left"], rounds[-1].at["ended"]
-    for event in ahead:
-        if first <= event.at_us and event.end_us <= last:
-            yield "drafter", "preparing the next draft", event.at_us, event.end_us
-    for one in rounds:
-        if one.waited_us:
-            yield "verifier", "no draft yet", one.at["outcome_left"], one.at["outcome_left"] + one.waited_us
-        for lane, kind, start, end in BUSY:
-            if one.us(start, end) is not None and one.at[start] >= first:
-                yield lane, kind, one.at[start], one.at[end]
-
-
-def messages(rounds: Sequence[Round]) -> Iterator[tuple[str, str, float, str, float]]:
-    """What went, from the first round's beginning to the last one's end."""
-    first, last = rounds[0].at["outcome_left"], rounds[-1].at["ended"]
-    for one in rounds:
-        for what, lane, start, other, end in SENT:
-            if one.us(start, end) is not None and first <= one.at[start] and one.at[end] <= last:
-                yield what, lane, one.at[start], other, one.at[end]

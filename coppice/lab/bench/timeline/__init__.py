@@ -1,1 +1,0 @@
-"""The time of a round, hop by hop, from events that the services kept."""
