@@ -12,17 +12,17 @@ import logging
 import socket
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from coppice.core.errors import UnavailableError
 from coppice.gateway.config import GatewayConfig
 from coppice.net.certificates import Certificates
 from coppice.net.guard.turnstile import Turnstile
+from coppice.net.listening import accept, begin, listen
 from coppice.net.server_contexts import ServerContexts
 
 logger = logging.getLogger(__name__)
@@ -45,10 +45,7 @@ _HOST_SHARE = 0.75
 _ABORTED = 256
 # Before an idle connection may be closed for another one of its host: a flood of them is refused, which costs less.
 _LEAST_IDLE_S = 0.5
-_HANDSHAKE_S = 10.0
 MAX_HANDSHAKES = 256
-# Pause after a failure to accept, for example without file descriptors.
-_RETRY_S = 0.05
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -251,7 +248,7 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
     Raises:
         UnavailableError: the address is taken or not local.
     """
-    listener = _listener(config.listen_address)
+    listeners = listen(config.listen_address)
     connections = OpenConnections(config.max_connections)
     bounds = {"receive_s": config.receive_s, "unread_s": config.unread_s}
     of_all = {"open_connections": connections, "turnstile": Turnstile()}
@@ -274,80 +271,42 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _Server(settings)
     running = asyncio.create_task(server.serve(sockets=[]), name="http server")
-    accepting = asyncio.create_task(_accept(listener, server, connections, context), name="http accept")
+    # TLS handshakes, oldest first.
+    handshakes: dict[asyncio.Task[bool], None] = {}
+
+    def protocol() -> asyncio.Protocol:
+        kind: Any = settings.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=settings, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        return made
+
+    def on_client(client: socket.socket, host: str, _: int) -> None:
+        if not connections.has_place(host):
+            client.close()
+            return
+        task = asyncio.create_task(begin(client, protocol, context), name="http handshake")
+        handshakes[task] = None
+        task.add_done_callback(lambda task: handshakes.pop(task, None))
+        if len(handshakes) > MAX_HANDSHAKES:
+            next(iter(handshakes)).cancel()
+
+    # uvicorn would accept all that wait at once.
+    accepting = [asyncio.create_task(accept(one, on_client), name="http accept") for one in listeners]
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.005)
         host = config.listen_address.rpartition(":")[0]
-        yield f"{host}:{listener.getsockname()[1]}"
+        yield f"{host}:{listeners[0].getsockname()[1]}"
     finally:
-        accepting.cancel()
-        await asyncio.wait({accepting})
-        listener.close()
+        for task in (*accepting, *handshakes):
+            task.cancel()
+        await asyncio.wait(accepting)
+        for listener in listeners:
+            listener.close()
         server.should_exit = True
         await running
-
-
-async def _accept(
-    listener: socket.socket, server: uvicorn.Server, connections: OpenConnections, context: ssl.SSLContext | None
-) -> None:
-    """Accept connections one at a time, with others' work in between; uvicorn would accept all that wait at once."""
-    loop, config = asyncio.get_running_loop(), server.config
-    # Oldest first.
-    handshakes: dict[asyncio.Task[None], None] = {}
-
-    def protocol() -> asyncio.Protocol:
-        kind: Any = config.http_protocol_class
-        made: asyncio.Protocol = kind(config=config, server_state=server.server_state, app_state=server.lifespan.state)
-        return made
-
-    try:
-        while True:
-            try:
-                client, address = await loop.sock_accept(listener)
-            except OSError as error:
-                logger.warning("accepting a connection failed: %s", error)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if connections.has_place(address[0]):
-                task = asyncio.create_task(_begin(client, protocol, context), name="http handshake")
-                handshakes[task] = None
-                task.add_done_callback(lambda task: handshakes.pop(task, None))
-                if len(handshakes) > MAX_HANDSHAKES:
-                    next(iter(handshakes)).cancel()
-            else:
-                client.close()
-            await asyncio.sleep(0)
-    finally:
-        for task in handshakes:
-            task.cancel()
-
-
-async def _begin(
-    client: socket.socket, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None
-) -> None:
-    try:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        timeout_s = None if context is None else _HANDSHAKE_S
-        await asyncio.get_running_loop().connect_accepted_socket(
-            protocol, client, ssl=context, ssl_handshake_timeout=timeout_s
-        )
-    except (OSError, asyncio.CancelledError) as error:
-        logger.info("a connection failed to start: %s", error or "its handshake was evicted")
-        client.close()
-
-
-def _listener(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    try:
-        [(family, *_), *_] = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        listener = socket.create_server((host, int(port)), family=family, backlog=1024)
-    except OSError as error:
-        raise UnavailableError(f"cannot listen at {address}: {error}") from error
-    listener.setblocking(False)
-    return listener
 
 
 def _context(certificates: Certificates) -> ssl.SSLContext:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import logging
 import socket
 import ssl
@@ -13,27 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
-from coppice.core.errors import UnavailableError
 from coppice.net.guard.connection import Connection
 from coppice.net.guard.limits import GuardLimits, Room
 from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
+from coppice.net.listening import accept, begin, listen
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_BACKLOG = 512
 _SWEEP_S = 1.0
 _CLOSE_S = 0.5
 # Ended connections that may still send what they have; of more, the oldest are aborted. With TLS each holds buffers.
 _MOST_CLOSING = 32
 _LAST_TURNS = 3
-_HANDSHAKE_S = 10.0
 # Seconds before a handshake may be evicted by another one of its host.
 _LEAST_HANDSHAKE_S = 0.5
-# Pause after a failure to accept, for example without file descriptors.
-_RETRY_S = 0.05
 
 
 class Guard:
@@ -71,13 +65,10 @@ class Guard:
         Raises:
             UnavailableError: the address is taken or not local.
         """
-        try:
-            self._listeners = _bound(address)
-        except OSError as error:
-            raise UnavailableError(f"cannot listen at {address}: {error.strerror or error}") from error
+        self._listeners = listen(address)
         self._turnstile = Turnstile(self._rates, self._pending)
         for listener in self._listeners:
-            self._start(self._accept(listener))
+            self._start(accept(listener, self._on_client))
         self._start(self._sweep())
         port: int = self._listeners[0].getsockname()[1]
         return port
@@ -113,33 +104,14 @@ class Guard:
                 for connection in list(self._closing):
                     await connection.ended()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, address = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    return  # closed
-                logger.warning("accepting a connection failed: %s", error)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if not self._has_place(address[0]):
-                client.close()
-                await asyncio.sleep(0)
-                continue
-            connection = Connection(
-                f"{address[0]}:{address[1]}",
-                self._limits,
-                self._room,
-                self._turnstile,
-                self._dial,
-                self._is_ready,
-                self._is_gone,
-            )
-            self._handshakes[connection] = self._start(self._begin(client, connection))
-            # Yield: a flood of connects must not monopolise the loop.
-            await asyncio.sleep(0)
+    def _on_client(self, client: socket.socket, host: str, port: int) -> None:
+        if not self._has_place(host):
+            client.close()
+            return
+        connection = Connection(
+            f"{host}:{port}", self._limits, self._room, self._turnstile, self._dial, self._is_ready, self._is_gone
+        )
+        self._handshakes[connection] = self._start(self._begin(client, connection))
 
     def _has_place(self, host: str) -> bool:
         """Whether a host may begin a handshake; at the limit, the oldest one of the host with most is evicted.
@@ -164,19 +136,8 @@ class Guard:
         connection.abort()
 
     async def _begin(self, client: socket.socket, connection: Connection) -> None:
-        try:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = None if self._context is None else self._context()
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection.client_end,
-                client,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
-            )
-        except (OSError, asyncio.CancelledError) as error:
-            # A failed handshake is the client's error, and TLS has told it.
-            logger.info("a connection failed to start: %s", error or "its handshake was evicted")
-            client.close()
+        context = None if self._context is None else self._context()
+        if not await begin(client, lambda: connection.client_end, context):
             connection.abort()
 
     def _dial(self, end: asyncio.Protocol) -> asyncio.Task[asyncio.Transport | None]:
@@ -235,31 +196,3 @@ def _oldest_idle(connections: Collection[Connection]) -> Connection | None:
     crowd, _ = hosts.most_common(1)[0]
     own = (connection for connection in connections if connection.account.host == crowd)
     return next((connection for connection in own if not connection.num_streams), None)
-
-
-def _bound(address: str) -> list[socket.socket]:
-    """Listening sockets for `host:port`: one per address of the host, all on one port.
-
-    Raises:
-        OSError: one cannot be bound.
-    """
-    host, _, text = address.rpartition(":")
-    host, port = host.strip("[]"), int(text)
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners: list[socket.socket] = []
-    with contextlib.ExitStack() as stack:
-        for family, kind, protocol, _, place in dict.fromkeys(found):
-            listener = stack.enter_context(socket.socket(family, kind, protocol))
-            # Allows reusing the port of a server that has just ended, not of a running one.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                # As gRPC does: the IPv6 wildcard address also accepts IPv4.
-                only_6 = not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_unspecified
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_6)
-            listener.bind((place[0], port, *place[2:]))
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-            port = listener.getsockname()[1]
-            listeners.append(listener)
-        stack.pop_all()
-    return listeners

@@ -1,0 +1,90 @@
+"""Listening sockets, and their connections, which are accepted one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from coppice.core.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+_HANDSHAKE_S = 10.0
+# Pause after a failure to accept, for example without file descriptors.
+_RETRY_S = 0.05
+
+
+def listen(address: str) -> list[socket.socket]:
+    """Listening sockets for `host:port`: one per address of the host, all on one port.
+
+    Raises:
+        UnavailableError: the address is taken or not local.
+    """
+    host, _, text = address.rpartition(":")
+    host, port = host.strip("[]"), int(text)
+    listeners: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with contextlib.ExitStack() as stack:
+            for family, kind, protocol, _, place in dict.fromkeys(found):
+                listener = stack.enter_context(socket.socket(family, kind, protocol))
+                # Allows reusing the port of a server that has just ended, not of a running one.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    # As gRPC does: the IPv6 wildcard address also accepts IPv4.
+                    only_6 = not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_unspecified
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_6)
+                listener.bind((place[0], port, *place[2:]))
+                listener.listen(_BACKLOG)
+                listener.setblocking(False)
+                port = listener.getsockname()[1]
+                listeners.append(listener)
+            stack.pop_all()
+    except OSError as error:
+        raise UnavailableError(f"cannot listen at {address}: {error.strerror or error}") from error
+    return listeners
+
+
+async def accept(listener: socket.socket, on_client: Callable[[socket.socket, str, int], None]) -> None:
+    """Pass each connection to `on_client`, with its host and port, until the listener is closed.
+
+    A flood of connects must not monopolise the loop: others' work is done after each.
+    """
+    while True:
+        try:
+            client, (host, port, *_) = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                return  # closed
+            logger.warning("accepting a connection failed: %s", error)
+            await asyncio.sleep(_RETRY_S)
+            continue
+        on_client(client, host, port)
+        await asyncio.sleep(0)
+
+
+async def begin(
+    client: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None
+) -> bool:
+    """Connect an accepted socket to a protocol, after a TLS handshake with a context; False if that failed.
+
+    Cancelling evicts it, which is a failure, too.
+    """
+    try:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            protocol, client, ssl=context, ssl_handshake_timeout=None if context is None else _HANDSHAKE_S
+        )
+    except (OSError, asyncio.CancelledError) as error:
+        # A failed handshake is the client's error, and TLS has told it.
+        logger.info("a connection failed to start: %s", error or "its handshake was evicted")
+        client.close()
+        return False
+    return True
