@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -239,6 +242,47 @@ async def test_a_lost_server_is_told_and_found_again() -> None:
             await page.until("document.getElementById('state').className === 'ready'")
             assert await page.evaluate("document.getElementById('gone').hidden") is True
             await page.until("document.getElementById('live-note').hidden")
+
+
+async def test_a_server_that_is_lost_in_an_answer_is_told_there_and_the_question_is_kept() -> None:
+    port = free_port()
+    verifier = FakeVerifier(pass_s=0.05)
+    async with orchestrator_on_fakes(verifier) as (_, one), browsing() as browser:
+        env = {"LISTEN_ADDRESS": f"127.0.0.1:{port}", "ORCHESTRATOR_ADDRESS": one.address}
+        command = (sys.executable, "-m", "coppice.gateway")
+        process = await asyncio.create_subprocess_exec(*command, env=os.environ | env)
+        try:
+            await answering(port)
+            page = await browser.open(f"http://127.0.0.1:{port}/")
+            await page.until("document.getElementById('model').textContent === 'toy'")
+            await page.evaluate("document.getElementById('question').focus()")
+            await page.type("where am I?")
+            await page.press("Enter")
+            await page.until("(document.querySelector('.message.assistant span')?.textContent.length ?? 0) > 3")
+        finally:
+            process.kill()
+            await process.wait()
+        await page.until(FIGURES)
+        assert await text_of(page, ".message .figures") == "The connection to the server is lost."
+        assert await page.evaluate("document.getElementById('question').value") == "where am I?"
+        await page.until("document.getElementById('state').className === 'gone'")
+        async with gateway_to(one.address, listen_address=f"127.0.0.1:{port}"):
+            await page.until("document.getElementById('state').className === 'ready'")
+            await page.evaluate("document.getElementById('send').click()")
+            last = "[...document.querySelectorAll('.message .figures')].at(-1).textContent"
+            await page.until(f"{last}.startsWith('128 tokens')")
+            assert await page.evaluate("document.getElementById('question').value") == ""
+
+
+async def answering(port: int) -> None:
+    """Wait for a gateway."""
+    async with asyncio.timeout(30.0):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -62,7 +62,7 @@ async function ask(model) {
     figures.textContent = abort.signal.aborted ? "stopped" : explain(error);
     figures.classList.toggle("error", !abort.signal.aborted);
     if (abort.signal.aborted) messages = [...before, ...asked, { role: "assistant", content: said.textContent }];
-    else if (!said.textContent) $("question").value ||= text;
+    else $("question").value ||= text;
   } finally {
     said.classList.remove("waiting");
     $("messages").scrollTop = $("messages").scrollHeight;
