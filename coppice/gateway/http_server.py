@@ -281,18 +281,18 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
         )
         return made
 
-    def on_client(client: socket.socket, host: str, _: int) -> None:
+    def takes(client: socket.socket, host: str, _: int) -> bool:
         if not connections.has_place(host):
-            client.close()
-            return
+            return False
         task = asyncio.create_task(begin(client, protocol, context), name="http handshake")
         handshakes[task] = None
         task.add_done_callback(lambda task: handshakes.pop(task, None))
         if len(handshakes) > MAX_HANDSHAKES:
             next(iter(handshakes)).cancel()
+        return True
 
     # uvicorn would accept all that wait at once.
-    accepting = [asyncio.create_task(accept(one, on_client), name="http accept") for one in listeners]
+    accepting = [asyncio.create_task(accept(one, takes), name="http accept") for one in listeners]
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn has no event for it

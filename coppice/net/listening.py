@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _HANDSHAKE_S = 10.0
+# Refused connections between two turns of the event loop.
+_REFUSALS = 16
 # Pause after a failure to accept, for example without file descriptors.
 _RETRY_S = 0.05
 
@@ -52,22 +54,37 @@ def listen(address: str) -> list[socket.socket]:
     return listeners
 
 
-async def accept(listener: socket.socket, on_client: Callable[[socket.socket, str, int], None]) -> None:
-    """Pass each connection to `on_client`, with its host and port, until the listener is closed.
+async def accept(listener: socket.socket, takes: Callable[[socket.socket, str, int], bool]) -> None:
+    """Offer each connection to `takes`, with its host and port, until the listener is closed; close those it refuses.
 
-    A flood of connects must not monopolise the loop: others' work is done after each.
+    A flood of connects must not monopolise the loop: others' work is done after each connection that is taken, and
+    after some that are refused, so that a newcomer does not wait for a turn of the loop for each one before it.
     """
+    num_refused = 0
     while True:
         try:
-            client, (host, port, *_) = await asyncio.get_running_loop().sock_accept(listener)
+            client, (host, port, *_) = await _accepted(listener)
         except OSError as error:
             if error.errno == errno.EBADF:
                 return  # closed
             logger.warning("accepting a connection failed: %s", error)
             await asyncio.sleep(_RETRY_S)
             continue
-        on_client(client, host, port)
+        if not takes(client, host, port):
+            client.close()
+            num_refused += 1
+            if num_refused % _REFUSALS:
+                continue
         await asyncio.sleep(0)
+
+
+async def _accepted(listener: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
+    try:
+        client, address = listener.accept()
+    except BlockingIOError:
+        return await asyncio.get_running_loop().sock_accept(listener)
+    client.setblocking(False)
+    return client, address
 
 
 async def begin(

@@ -107,7 +107,8 @@ class HttpDoor:
         fields: dict[str, object] = {"model": "target", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
         fields |= {"return_token_ids": True, **self._user} | ({} if regex is None else {"guided_regex": regex})
         try:
-            status, body = await asyncio.to_thread(self._posted, json.dumps(fields))
+            # It has nothing else to do meanwhile, and threads would wait for each other on a busy machine.
+            status, body = self._posted(json.dumps(fields))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise RefusedError(LOST, repr(error)) from error

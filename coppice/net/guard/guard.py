@@ -68,7 +68,7 @@ class Guard:
         self._listeners = listen(address)
         self._turnstile = Turnstile(self._rates, self._pending)
         for listener in self._listeners:
-            self._start(accept(listener, self._on_client))
+            self._start(accept(listener, self._takes))
         self._start(self._sweep())
         port: int = self._listeners[0].getsockname()[1]
         return port
@@ -104,14 +104,14 @@ class Guard:
                 for connection in list(self._closing):
                     await connection.ended()
 
-    def _on_client(self, client: socket.socket, host: str, port: int) -> None:
+    def _takes(self, client: socket.socket, host: str, port: int) -> bool:
         if not self._has_place(host):
-            client.close()
-            return
+            return False
         connection = Connection(
             f"{host}:{port}", self._limits, self._room, self._turnstile, self._dial, self._is_ready, self._is_gone
         )
         self._handshakes[connection] = self._start(self._begin(client, connection))
+        return True
 
     def _has_place(self, host: str) -> bool:
         """Whether a host may begin a handshake; at the limit, the oldest one of the host with most is evicted.

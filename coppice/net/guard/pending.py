@@ -15,7 +15,8 @@ import grpc
 
 # Metadata key of the client's address, one value per connection.
 PEER_KEY = "x-coppice-peer"
-MAX_PENDING = 32
+# On a saturated machine gRPC takes 10 ms to start one, and a newcomer's waits for all of these.
+MAX_PENDING = 4
 # Seconds after which a call no longer counts, so that none can block the others.
 _MAX_PENDING_S = 1.0
 
