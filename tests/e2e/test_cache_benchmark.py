@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.lab.bench.cache.services import redis_program
 
 PHASES = ["cold", "fill", "again", "shifted", "second", "killed"]
 
 
 @pytest.mark.redis
-@pytest.mark.skipif(redis_program() is None, reason="no redis-server is installed")
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server is installed")
 def test_a_warm_cache_takes_fewer_rounds_here_and_elsewhere_and_a_killed_redis_fails_nothing(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     code = "\n".join(f"def method_{number}(self, value):\n    return self.value + {number}\n" for number in range(5))

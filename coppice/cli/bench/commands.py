@@ -440,9 +440,7 @@ def cache(
     opt.begin(target)
     spec = opt.topology(target, drafter, threads)
 
-    from coppice.lab.bench.cache.services import measure_on_services
-    from coppice.lab.bench.cache.suite import SHOWN, measure_cache, settings
-    from coppice.lab.bench.cache.workload import make_workload, num_pieces
+    from coppice.lab.bench.cache import SHOWN, make_workload, measure_on_services, num_pieces, settings
 
     chosen = opt.choose_prompts(prompts, needed := num_pieces(systems, endings), seed)
     if len(chosen) < needed:
@@ -450,8 +448,8 @@ def cache(
     workload = make_workload(chosen, systems, endings)
     temperatures = opt.choose_temperatures(temperature)
     setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
-    measure = partial(measure_cache, setup, workload, settings(one.kind for one in spec.drafters))
-    report = asyncio.run(measure_on_services(measure, spec))
+    contenders = settings(one.kind for one in spec.drafters)
+    report = asyncio.run(measure_on_services(setup, workload, contenders, spec))
     finish(report, SHOWN, out)
     if report["ratios"]["failed-requests"]:
         raise typer.Exit(1)

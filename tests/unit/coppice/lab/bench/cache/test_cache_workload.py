@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import keyword
-
-import pytest
-
-from coppice.lab.bench.cache.workload import (
-    EDITED,
-    NEW,
-    REPEATED,
-    CachePrompt,
-    edited,
-    make_workload,
-)
+from coppice.lab.bench.cache import make_workload
 from coppice.lab.bench.prompts import Prompt
 
 PROMPTS = [Prompt(f"def name_{number}(value):\n    return value", f"file:{number}") for number in range(40)]
 
 
-def _common(one: CachePrompt, other: CachePrompt) -> str:
+def _common(one: Prompt, other: Prompt) -> str:
     for at, (mine, theirs) in enumerate(zip(one.text, other.text, strict=False)):
         if mine != theirs:
             return one.text[:at]
@@ -28,10 +17,9 @@ def _common(one: CachePrompt, other: CachePrompt) -> str:
 
 def test_prompts_share_their_system_prompt_and_nothing_more() -> None:
     workload = make_workload(PROMPTS, num_systems=3, num_endings=4)
-    assert [len(workload.first), len(workload.shifted)] == [12, 9]
-    assert len({prompt.text for prompt in (*workload.first, *workload.shifted)}) == 21
+    assert [len(workload.first), len(workload.shifted)] == [12, 6]
+    assert len({prompt.text for prompt in (*workload.first, *workload.shifted)}) == 18
     for at, one in enumerate(workload.first):
-        assert one.kind == NEW
         for other_at, other in enumerate(workload.first[:at]):
             shared = _common(one, other)
             is_same_system = at // 4 == other_at // 4
@@ -40,34 +28,14 @@ def test_prompts_share_their_system_prompt_and_nothing_more() -> None:
             assert "return" not in shared.rpartition("\n\n\n")[2]
 
 
-def test_shifted_prompts_have_new_repeated_and_edited_endings_behind_the_same_system_prompts() -> None:
+def test_shifted_prompts_have_new_endings_and_those_of_others_after_the_same_system_prompts() -> None:
     workload = make_workload(PROMPTS, num_systems=2, num_endings=2)
-    assert [prompt.kind for prompt in workload.shifted] == [NEW, REPEATED, EDITED] * 2
     sent = {prompt.text.rpartition("\n\n\n")[2]: prompt for prompt in workload.first}
     systems = [workload.first[0].text.rpartition("\n\n\n")[0], workload.first[2].text.rpartition("\n\n\n")[0]]
     for at, prompt in enumerate(workload.shifted):
         system, _, ending = prompt.text.rpartition("\n\n\n")
-        assert system == systems[at // 3]
-        if prompt.kind == REPEATED:
+        assert system == systems[at // 2]
+        if at % 2:
             assert not sent[ending].text.startswith(system)
         else:
             assert ending not in sent
-        if prompt.kind == EDITED:
-            [original] = [one for one in workload.first if one.origin == prompt.origin]
-            assert original.text.startswith(system)
-            assert ending == edited(original.text.rpartition("\n\n\n")[2])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("total = total + other", "total_2 = total_2 + other"),
-        # Not within longer names, and no keyword, however often it comes.
-        ("for key in keys:\n  for key in keyed:", "for key_2 in keys:\n  for key_2 in keyed:"),
-        ("if x: pass", "if x: pass"),
-        ("", ""),
-    ],
-)
-def test_an_edit_changes_one_name_everywhere(text: str, expected: str) -> None:
-    assert not any(keyword.iskeyword(name) for name in ("total", "key"))
-    assert edited(text) == expected

@@ -1,1 +1,0 @@
-"""The prefix cache under prompts that share beginnings and code: cold, warm, through Redis, and with Redis gone."""
