@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.sampling import SamplingParams
-from coppice.lab.bench.numpy_chooser import NumpyChooser
+from tests.oracles.numpy_chooser import NumpyChooser
 
 # Of an exponent: beyond it, at temperatures of next to nothing, one token has all the weight either way.
 _MAX_EXPONENT = 500.0

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import Ratios, in_turn, progress
 from coppice.lab.bench.harness.report import Report, Row, Shown, document
 from coppice.lab.bench.harness.tables import Table
-from coppice.lab.bench.numpy_chooser import NumpyChooser
 from verifier_svc.engine.pass_runner import MAX_LOGIT_BYTES
 from verifier_svc.verify.sampler import Logits, RowTable
 from verifier_svc.verify.token_choice import TokenChooser
@@ -97,6 +97,30 @@ def made_up_logits(rows: int, vocab: int, seed: int) -> Logits:
     return logits
 
 
+def numpy_draw(params: SamplingParams, logits: Logits, position: int, prompt: Sequence[int]) -> int:
+    """The first token after a prompt by definition, from a row of logits [vocab]: nothing is said that penalties count.
+
+    Of `KINDS`: bias, lists of tokens and `min_p` are left out.
+    """
+    scores = logits.copy()
+    if params.repetition_penalty != 1:
+        seen = np.unique(prompt)
+        penalty = np.float32(params.repetition_penalty)
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    if params.temperature == 0:
+        return int(scores.argmax())
+    scaled = scores.astype(np.float64) / params.temperature
+    if 0 < params.top_k < scaled.size:
+        scaled[scaled < np.partition(scaled, -params.top_k)[-params.top_k]] = -np.inf
+    if params.top_p < 1:
+        order = np.argsort(-scaled, kind="stable")
+        weights = np.exp(scaled[order] - scaled[order[0]])
+        # A token stays while the likelier ones together have not reached top_p.
+        before = np.cumsum(weights) - weights
+        scaled[order[before >= params.top_p * weights.sum()]] = -np.inf
+    return int((scaled + gumbel(params.seed, position, 1, scaled.size)[0]).argmax())
+
+
 def _measure(vocab: int, size: int, plan: SamplingPlan, threads: int, mismatches: list[str]) -> list[Row]:
     """A row for each kind of request."""
     prompt = np.random.default_rng(plan.seed).integers(0, vocab, _PROMPT_TOKENS).tolist()
@@ -109,7 +133,6 @@ def _measure(vocab: int, size: int, plan: SamplingPlan, threads: int, mismatches
         few = logits[:_NUMPY_ROWS]
         for kind, params in KINDS.items():
             choosers = [TokenChooser(params, vocab, prompt=prompt) for _ in logits]
-            plain = NumpyChooser(params, vocab, prompt=prompt)
             for turn in turns:
                 drawn: dict[str, list[int]] = {}
                 for which in in_turn(("sampler", "numpy"), turn):
@@ -118,7 +141,7 @@ def _measure(vocab: int, size: int, plan: SamplingPlan, threads: int, mismatches
                         drawn[which] = _drawn(logits, choosers, turn, threads)
                         pass_ms[kind][turn] += (time.perf_counter() - started_s) * 1e3
                     else:
-                        drawn[which] = [plain.choose(row, turn + place) for place, row in enumerate(few)]
+                        drawn[which] = [numpy_draw(params, row, turn + place, prompt) for place, row in enumerate(few)]
                         numpy_ms[kind][turn] = (time.perf_counter() - started_s) * 1e3 / len(few)
                 if drawn["sampler"][: len(few)] != drawn["numpy"]:
                     mismatches.append(f"{kind}, {vocab} tokens, {size} rows, turn {turn}: tokens differ")

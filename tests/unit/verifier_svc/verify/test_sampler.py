@@ -12,8 +12,8 @@ import pytest
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.lab.bench.numpy_chooser import NumpyChooser
 from tests.oracles.cut_edges import is_near_tie_of
+from tests.oracles.numpy_chooser import NumpyChooser
 from tests.unit.verifier_svc.oracles import tree_around
 from verifier_svc.verify.sampler import RowTable
 from verifier_svc.verify.token_choice import TokenChooser

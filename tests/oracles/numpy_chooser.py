@@ -1,7 +1,4 @@
-"""The definition of a drawn token in NumPy, one row after another: what the verifier's sampler is measured against.
-
-Tests hold the sampler's tokens to it.
-"""
+"""The definition of a drawn token in NumPy, one row after another: what the sampler's tokens are held to."""
 
 from __future__ import annotations
 
