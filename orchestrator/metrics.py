@@ -36,6 +36,7 @@ def request_metrics(tally: ServiceCounters, admission: Admission) -> Iterator[Me
     yield _OWN.counter("prompt_tokens", "Prompt tokens of admitted requests.", tally.num_prompt_tokens)
     yield _OWN.counter("generation_tokens", "Tokens generated.", tally.num_generated())
     yield _OWN.counter("cpu_seconds", "CPU time of the process.", time.process_time())
+    yield _OWN.tasks()
 
 
 def speculation_metrics(tally: ServiceCounters) -> Iterator[Metric]:

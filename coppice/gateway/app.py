@@ -86,7 +86,11 @@ def application(upstream: Upstream, config: GatewayConfig, counts: GatewayCounts
         Route("/ready", models.ready, methods=["GET"]),
     ]
     if config.metrics == "on":
-        routes.append(Route("/metrics", lambda _: Response(counts.page(), media_type=METRICS_TYPE), methods=["GET"]))
+
+        async def metrics(request: Request) -> Response:
+            return Response(counts.page(), media_type=METRICS_TYPE)
+
+        routes.append(Route("/metrics", metrics, methods=["GET"]))
     router = Starlette(routes=routes, exception_handlers={HTTPException: _refused, ApiError: _refused_by_orchestrator})
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

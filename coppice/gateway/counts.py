@@ -44,9 +44,10 @@ class GatewayCounts:
             answered.add_metric([endpoint, str(status)], count)
         yield answered
         yield prefix.gauge("running_requests", "Requests that are being answered.", self._num_running)
+        yield prefix.tasks()
 
     def page(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """The metrics in Prometheus' text format. On the event loop."""
         registry = CollectorRegistry()
         registry.register(_Families(self))
         return generate_latest(registry)

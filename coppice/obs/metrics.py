@@ -5,6 +5,7 @@ Counts are plain numbers where the events happen; only histograms are objects of
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class Prefix:
         for key in sorted(values):
             family.add_metric([key], values[key])
         return family
+
+    def tasks(self) -> Metric:
+        """Tasks of the running event loop, this one included: they grow where something is never awaited to its end."""
+        return self.gauge("event_loop_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
 
     def certificates(self, **certificates: Certificates | None) -> Iterator[Metric]:
         """Expiry times of a service's certificates by use; nothing without certificates."""

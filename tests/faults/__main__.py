@@ -114,6 +114,8 @@ def show(report: Any) -> None:
     rows("in all", [("faults", report.faults.total()), *((name, getattr(report, name)) for name in figures)])
     for name, growth in report.memory.items():
         rows(f"memory of {name}", growth.items())
+    for name, counts in report.held.items():
+        rows(f"held by {name}", counts.items())
 
 
 def rows(title: str, values: Iterable[tuple[str, float]]) -> None:

@@ -144,7 +144,10 @@ async def deployed(seed: int) -> AsyncIterator[Deployment]:
         }
         orchestrator = Service("orchestrator", "orchestrator", env)
         proxies["gateway"] = await _proxy(stack, orchestrator.address, seed)
-        gateway = Service("gateway", "coppice.gateway", {"ORCHESTRATOR_ADDRESS": proxies["gateway"].address})
+        env = {"ORCHESTRATOR_ADDRESS": proxies["gateway"].address, "METRICS": "on"}
+        gateway = Service("gateway", "coppice.gateway", env)
+        # It serves them on its only port.
+        gateway.metrics_port = int(gateway.address.rpartition(":")[2])
         services = {service.name: service for service in (*back, orchestrator, gateway)}
         stack.push_async_callback(_stop_all, list(services.values()))
         await asyncio.gather(*(service.start() for service in back))

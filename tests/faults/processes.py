@@ -1,4 +1,4 @@
-"""What the system tells of processes: memory and open files, from /proc."""
+"""What the system tells of processes: memory, open files and threads, from /proc."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def resident_mib(pid: int = 0) -> float:
 def open_files(pid: int) -> int:
     """Files, sockets and pipes that a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def num_threads(pid: int) -> int:
+    """Threads of a process."""
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))

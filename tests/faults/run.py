@@ -19,7 +19,7 @@ from coppice.client import Client, RequestFailedError
 from tests.faults.alarms import excused
 from tests.faults.deployment import Deployment
 from tests.faults.kinds import KINDS, Fault, RefusedWronglyError
-from tests.faults.processes import open_files, resident_mib
+from tests.faults.processes import num_threads, open_files, resident_mib
 from tests.faults.workload import Load, draw_cases
 
 # How long a deployment may take, after the last fault, until everything is there and nothing is left.
@@ -27,13 +27,20 @@ RECOVERY_S = 60.0
 # Killed processes take seconds to come back, and others have to bear the load meanwhile.
 MAX_AT_ONCE = 6
 SAMPLE_S = 1.0
-# A process that lived on may have grown by so much since the first third of a run, and have so many more files open.
+# A process that lived on may have grown by so much since the first third of a run, and have so much more than before
+# the first fault, of each: connections differ, and libraries start threads when they first need them.
 MAX_GROWTH_MIB = 48.0
-MAX_MORE_FILES = 8
+MAX_MORE = {"files": 8, "threads": 4, "tasks": 8}
+# Undisturbed load before the first fault, in which connections and threads come to be.
+WARM_UP_S = 5.0
 # What flipped bytes have done may be read, or logged, so much later.
 FLIP_SLACK_S = 5.0
 # Fewer samples than these say nothing of a slope.
 MIN_SAMPLES = 30
+# Means of so many parts of a run depend little on each other; the quantile is Student's, for 95 % and that many less 2.
+NUM_PARTS, QUANTILE = 10, 2.306
+# Asyncio's tasks of a service, where it tells them.
+TASKS = ("coppice_orchestrator_event_loop_tasks", "coppice_gateway_event_loop_tasks")
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,19 @@ class Report:
     unreadable_headers: int = 0
     # When bytes were flipped: beginnings and ends, of the monotonic clock.
     flips_s: list[tuple[float, float]] = field(default_factory=list)
-    # By process: MiB after the first third and at the end, MiB per minute between, files open at both.
+    # By process: MiB after the first third and at the end, and MiB per minute between, plus or minus its error (95 %).
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
+    # By process that lived on: open files, threads and tasks before the first fault, and at the end more than these.
+    held: dict[str, dict[str, float]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
 
 class Samples:
-    """Memory and open files of every process over time."""
+    """Memory of every process over time: seconds and MiB."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._taken: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+        self._taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     async def take(self) -> None:
         """Take one of each process now and then, until cancelled."""
@@ -89,14 +98,13 @@ class Samples:
                 if (pid := service.pid) and service.is_up:
                     # It may end between two lines.
                     with contextlib.suppress(OSError):
-                        sample = time.monotonic(), resident_mib(pid), open_files(pid)
-                        self._taken.setdefault((name, pid), []).append(sample)
+                        self._taken.setdefault((name, pid), []).append((time.monotonic(), resident_mib(pid)))
             await asyncio.sleep(SAMPLE_S)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Of each process that is still there and has been for long: how it grew after the first third of its life."""
         return {
-            name: _growth(samples[len(samples) // 3 :])
+            name: growth(samples[len(samples) // 3 :])
             for (name, pid), samples in self._taken.items()
             if pid == self._deployment.services[name].pid and len(samples) >= MIN_SAMPLES
         }
@@ -125,6 +133,9 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
     cases = await draw_cases(deployment.address, plan.num_cases, random.Random(f"{plan.seed}/cases"))
     load = Load(deployment.address, cases, plan.num_clients, plan.seed, deployment.http_address)
     samples = Samples(deployment)
+    if deployment.services:
+        await load.run_for(WARM_UP_S)
+    before = await _held(deployment)
     started = time.monotonic()
     sampling = asyncio.create_task(samples.take())
     loading = asyncio.create_task(load.run())
@@ -136,6 +147,8 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
         report.memory = samples.summary()
         report.seconds = time.monotonic() - started
         await _recover(deployment, report, load, random.Random(f"{plan.seed}/after"))
+        after = await _held(deployment)
+        report.held = {name: _more(before[name], after[name]) for name in before if _is_same(name, before, after)}
         tell(f"recovered after {report.recovered_s:.1f} s")
     finally:
         for task in (sampling, loading):
@@ -244,20 +257,53 @@ def _process_violations(deployment: Deployment, report: Report) -> list[str]:
     for name, figures in report.memory.items():
         if figures["last_mib"] - figures["first_mib"] > MAX_GROWTH_MIB:
             found.append(f"{name} grew: {figures}")
-        if figures["last_files"] - figures["first_files"] > MAX_MORE_FILES:
-            found.append(f"{name} has more files open: {figures}")
+    for name, counts in report.held.items():
+        if any(counts.get(f"more_{kind}", 0) > most for kind, most in MAX_MORE.items()):
+            found.append(f"{name} holds more than before the first fault: {counts}")
     return found
 
 
-def _growth(samples: Sequence[tuple[float, float, int]]) -> dict[str, float]:
-    """Medians of the first and the last tenth, and the slope of all, MiB per minute."""
+async def _held(deployment: Deployment) -> dict[str, dict[str, float]]:
+    """Process number, open files, threads and tasks of every service."""
+    found = {}
+    for name, service in deployment.services.items():
+        counts: dict[str, float] = {"pid": service.pid}
+        counts |= {"files": open_files(service.pid), "threads": num_threads(service.pid)}
+        metrics = await service.metrics()
+        if told := [value for key, value in metrics.items() if key in TASKS]:
+            counts["tasks"] = sum(told)
+        found[name] = counts
+    return found
+
+
+def _is_same(name: str, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> bool:
+    """Whether the process of a service was not started again."""
+    return before[name]["pid"] == after[name]["pid"]
+
+
+def _more(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    kinds = [kind for kind in MAX_MORE if kind in before]
+    return {kind: before[kind] for kind in kinds} | {f"more_{kind}": after[kind] - before[kind] for kind in kinds}
+
+
+def growth(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Medians of the first and the last tenth, and the slope in MiB per minute with half its 95 % interval.
+
+    Neighbouring samples are alike, so that the error is that of a line through the means of `NUM_PARTS` parts (batch
+    means).
+    """
     tenth = max(1, len(samples) // 10)
     first, last = samples[:tenth], samples[-tenth:]
-    minutes, mib = [sample[0] / 60 for sample in samples], [sample[1] for sample in samples]
+    size = len(samples) // NUM_PARTS
+    parts = [samples[place * size : (place + 1) * size] for place in range(NUM_PARTS)]
+    minutes = [statistics.fmean(at_s for at_s, _ in part) / 60 for part in parts]
+    mib = [statistics.fmean(value for _, value in part) for part in parts]
+    line = statistics.linear_regression(minutes, mib)
+    rest = sum((y - line.intercept - line.slope * x) ** 2 for x, y in zip(minutes, mib, strict=True))
+    spread = sum((x - statistics.fmean(minutes)) ** 2 for x in minutes)
     return {
-        "first_mib": round(statistics.median(sample[1] for sample in first), 1),
-        "last_mib": round(statistics.median(sample[1] for sample in last), 1),
-        "mib_per_minute": round(statistics.linear_regression(minutes, mib).slope, 2),
-        "first_files": statistics.median(sample[2] for sample in first),
-        "last_files": statistics.median(sample[2] for sample in last),
+        "first_mib": round(statistics.median(mib for _, mib in first), 1),
+        "last_mib": round(statistics.median(mib for _, mib in last), 1),
+        "mib_per_minute": round(line.slope, 3),
+        "error_mib_per_minute": round(QUANTILE * (rest / (NUM_PARTS - 2) / spread) ** 0.5, 3),
     }

@@ -21,8 +21,8 @@ SLOW_CHUNKS, SLOW_S = 12, 0.05
 # Statuses by which a deployment may fail a request that a fault has met. All else is wrong: no client made a mistake.
 EXCUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED"})
 _PAUSE_S = 0.02
-# Of the clients, those that speak HTTP where there is a gateway.
-HTTP_SHARE = 4
+# Of the clients, every second one speaks HTTP where there is a gateway.
+HTTP_SHARE = 2
 HTTP_RETRY_S = 0.2
 # The statuses and codes of HTTP that mean these of gRPC; a broken connection is the first.
 _HTTP_STATUSES = {503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED"}
@@ -110,6 +110,14 @@ class Load:
     def stop(self) -> None:
         """Send nothing new."""
         self._stopping = True
+
+    async def run_for(self, seconds: float) -> None:
+        """Run undisturbed for so long, and to the end of every request."""
+        running = asyncio.create_task(self.run())
+        await asyncio.wait({running}, timeout=seconds)
+        self.stop()
+        await running
+        self._stopping = False
 
     async def _client(self, chance: random.Random) -> None:
         async with Client(self._address, tenant=f"tenant {chance.randrange(3)}") as client:

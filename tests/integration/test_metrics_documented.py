@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -96,11 +95,10 @@ def test_the_verifier_s_table_is_what_it_serves(certificates: Certificates) -> N
     assert documented("verifier") == rows(verifier_metrics(engine, info, certificates))
 
 
-def test_the_gateway_s_table_is_what_it_serves() -> None:
+async def test_the_gateway_s_table_is_what_it_serves() -> None:
     counts = GatewayCounts()
     scope = {"type": "http", "headers": []}
-    with asyncio.Runner() as runner:
-        runner.run(one_request(counts, scope))
+    await one_request(counts, scope)
     assert documented("gateway") == rows(counts.metrics())
 
 
