@@ -1,16 +1,70 @@
 {{/* Names and labels, what a drafter has, and how settings become environment variables; nothing else. */}}
 
+{{/* A template for each of `models`, or for the one that has no name: (list . "coppice.file.verifier"). It sees the values
+     as if they were of that model alone. */}}
+{{- define "coppice.each" -}}
+{{- $root := index . 0 -}}
+{{- $template := index . 1 -}}
+{{- $names := list -}}
+{{- range $model := default (list dict) $root.Values.models }}
+{{- if has (get $model "name") $names }}
+{{- fail (printf "models has two entries named %s" $model.name) }}
+{{- end }}
+{{- $names = append $names (get $model "name") }}
+{{- $values := deepCopy $root.Values }}
+{{- range $key, $own := $model }}
+{{- if and (kindIs "map" $own) (hasKey $values $key) }}
+{{- $_ := set $values $key (include "coppice.over" (list (get $values $key) $own) | fromJson) }}
+{{- else }}
+{{- $_ := set $values $key $own }}
+{{- end }}
+{{- end }}
+---
+{{ include $template (dict "Values" $values "Chart" $root.Chart "Release" $root.Release "Files" $root.Files) }}
+{{- end }}
+{{- end }}
+
+{{/* Settings with others over them, as JSON: (list of-all own). Key by key; but what belongs together an entry has whole, or
+     it could not do without a default volume, node or GPU. */}}
+{{- define "coppice.over" -}}
+{{- $own := index . 1 -}}
+{{- $merged := mergeOverwrite (deepCopy (index . 0)) (deepCopy $own) -}}
+{{- range tuple "weights" "nodeSelector" "affinity" "resources" -}}
+{{- if hasKey $own . -}}
+{{- $_ := set $merged . (get $own .) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $merged -}}
+{{- end }}
+
 {{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters. */}}
 {{- define "coppice.fullname" -}}
-{{ default .Release.Name .Values.fullnameOverride | trunc 28 | trimSuffix "-" }}
+{{- $release := default .Release.Name .Values.fullnameOverride -}}
+{{- with .Values.name -}}
+{{ $release | trunc (sub 27 (len .) | int) | trimSuffix "-" }}-{{ . }}
+{{- else -}}
+{{ $release | trunc 28 | trimSuffix "-" }}
+{{- end -}}
+{{- end }}
+
+{{/* What selects all pods of a model. Never changes in a release's life. */}}
+{{- define "coppice.ours" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- with .Values.name }}
+coppice/model: {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{/* What selects a component's pods: (list . "orchestrator"). Never changes in a release's life. */}}
 {{- define "coppice.selector" -}}
-{{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ $root.Chart.Name }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{ include "coppice.ours" (index . 0) }}
 app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* How many replicas of a back end orchestrators know by name: all that there may be without starting them again. */}}
+{{- define "coppice.mostReplicas" -}}
+{{ max (int .replicas) (int .autoscaling.maxReplicas) }}
 {{- end }}
 
 {{/* The selector, and what else is good to know: (list . "orchestrator"). */}}
@@ -34,18 +88,9 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* What a drafter has, as JSON: (list . entry-of-drafters). Its own settings go over the defaults', key by key; but
-     what belongs together it has whole, or an entry could not do without a default volume, node or GPU. */}}
+{{/* What a drafter has, as JSON: (list . entry-of-drafters). */}}
 {{- define "coppice.drafter" -}}
-{{- $root := index . 0 -}}
-{{- $entry := index . 1 -}}
-{{- $drafter := mergeOverwrite (deepCopy $root.Values.drafterDefaults) (deepCopy $entry) -}}
-{{- range tuple "weights" "nodeSelector" "affinity" "resources" -}}
-{{- if hasKey $entry . -}}
-{{- $_ := set $drafter . (get $entry .) -}}
-{{- end -}}
-{{- end -}}
-{{- toJson $drafter -}}
+{{- include "coppice.over" (list (index . 0).Values.drafterDefaults (index . 1)) -}}
 {{- end }}
 
 {{/* `config` as environment variables. JSON writes large numbers out; plain printing would have 1e+06. */}}

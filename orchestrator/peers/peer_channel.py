@@ -1,7 +1,8 @@
-"""Channel and stub of a peer, recreated after certificates change."""
+"""Channel and stub of a peer, recreated after certificates change, and for a peer that is not reached."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -11,6 +12,11 @@ import grpc
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import PEER_KEEPALIVE_MS, open_channel
 from orchestrator.peers.peer_stream import CHANNEL_BACKOFF_MAX_MS
+
+# Least time between two channels to a peer that is not reached. A channel resolves a name every 30 s at most, and one
+# that does not exist after up to two minutes; a new channel does at once. A replica that is new, or has a new
+# address, would not be found for so long.
+RESOLVE_S = 5.0
 
 Stub = TypeVar("Stub")
 # Opens a channel to an address, with the certificates if any.
@@ -38,8 +44,9 @@ class PeerChannel(Generic[Stub]):
         self._open()
 
     async def renew(self) -> None:
-        """Reopen it if certificates have changed. Call between streams: an open stream ends."""
-        if self._certificates is not None and self._certificates.current() is not self._pems:
+        """Reopen it if certificates have changed, or to resolve the name. Call between streams: an open stream ends."""
+        has_changed = self._certificates is not None and self._certificates.current() is not self._pems
+        if has_changed or time.monotonic() - self._opened_s > RESOLVE_S:
             await self.close()
             self._open()
 
@@ -50,5 +57,5 @@ class PeerChannel(Generic[Stub]):
     def _open(self) -> None:
         # Before dialling: a change in between is seen by the next `renew`.
         self._pems = None if self._certificates is None else self._certificates.current()
-        self._channel = self._dial()
+        self._channel, self._opened_s = self._dial(), time.monotonic()
         self.stub = self._new_stub(self._channel)

@@ -71,9 +71,14 @@ def rendered(profile: str) -> list[Manifest]:
 
 
 def notes(profile: str) -> str:
-    """What is told after an installation."""
+    """What is told after an installation of a profile."""
+    return notes_of(values_of(profile))
+
+
+def notes_of(values: dict[str, Any]) -> str:
+    """What is told after an installation with these values."""
     with helm.Chart.load(CHART) as chart:
-        return chart.render(values_of(profile), name=RELEASE, namespace=NAMESPACE)["coppice/templates/NOTES.txt"]
+        return chart.render(values, name=RELEASE, namespace=NAMESPACE)["coppice/templates/NOTES.txt"]
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:

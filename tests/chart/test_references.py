@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from coppice.lab.conformance.catalogue import cases_like
+from tests.broken_toys.drawing import WrongDraftAccepted
 from tests.chart.rendering import (
     GIVEN,
     NAMESPACE,
@@ -20,9 +22,13 @@ from tests.chart.rendering import (
     rendered,
     selects,
     services_of_ours,
+    values_of,
     workloads,
 )
+from tests.integration.conformance_results import results
+from tests.toy_deployment import ToyDeployment
 
+MOST_BY_DEFAULT = 4
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 
@@ -70,15 +76,18 @@ def test_orchestrators_call_every_replica_that_there_may_be_by_its_name(profile:
     headless = {name_of(one): one for one in of_kind(manifests, "Service") if one["spec"].get("clusterIP") == "None"}
     most = {name_of(one): one["spec"]["maxReplicas"] for one in of_kind(manifests, "HorizontalPodAutoscaler")}
     most |= {name_of(one): one["spec"]["maxReplicaCount"] for one in of_kind(manifests, "ScaledObject")}
+    called = list(addresses(profile))
     expected = set()
     for workload in of_kind(manifests, "StatefulSet"):
         service = headless[workload["spec"]["serviceName"]]
         assert selects(service["spec"]["selector"], workload["spec"]["template"]["metadata"]["labels"])
         port = next(one["port"] for one in service["spec"]["ports"] if one["name"] == "grpc")
         kind = component(workload).partition("-")[0]
-        for ordinal in range(workload["spec"].get("replicas") or most[name_of(workload)]):
+        known = sum(host.endswith(f".{name_of(service)}") for _, host, _ in called)
+        # By default there may be four, of a workload that is not scaled automatically, too.
+        assert known == most.get(name_of(workload), max(workload["spec"].get("replicas", 0), MOST_BY_DEFAULT))
+        for ordinal in range(known):
             expected.add((kind, f"{name_of(workload)}-{ordinal}.{name_of(service)}", port))
-    called = list(addresses(profile))
     assert set(called) == expected
     assert len(called) == len(expected)
 
@@ -161,3 +170,34 @@ def test_notes_name_what_there_is(profile: str) -> None:
     assert f"deployment/{name_of(orchestrator)}" in text
     assert f"--namespace {NAMESPACE}" in text
     assert ("WARNING" in text) == (profile == "bare")
+
+
+@pytest.mark.parametrize("profile", ["default", "tls"])
+def test_more_replicas_within_the_maximum_start_nobody_again(profile: str) -> None:
+    """`helm upgrade`, `kubectl scale` and autoscalers differ in a number of replicas alone."""
+    values = values_of(profile)
+    one = render(values)
+    values = {**values, "verifier": {**values.get("verifier", {}), "replicas": 3}}
+    values["drafterDefaults"] = {**values.get("drafterDefaults", {}), "replicas": 4}
+    more = render(values)
+    changed = [name_of(new) for old, new in zip(one, more, strict=True) if old != new]
+    assert changed
+    for old, new in zip(one, more, strict=True):
+        if old != new:
+            assert (old["spec"].pop("replicas"), new["spec"].pop("replicas")) in ((1, 3), (1, 4))
+            assert old == new
+
+
+async def test_what_helm_test_runs_is_a_part_of_the_conformance_suite_that_finds_a_wrong_token() -> None:
+    [test] = of_kind(rendered("default"), "Pod")
+    [one] = test["spec"]["containers"]
+    assert one["command"][:2] == ["coppice", "conformance"]
+    patterns = [part.removeprefix("--only=") for part in one["args"] if part.startswith("--only=")]
+    for pattern in patterns:
+        assert cases_like([pattern]), pattern
+    assert {result.status for result in (await results(ToyDeployment(), *patterns)).values()} == {"passed"}
+    wrong = await results(WrongDraftAccepted(), *patterns)
+    assert {name for name, result in wrong.items() if result.status == "failed"} >= {
+        "greedy/with-and-without-speculation",
+        "lossless/temperature-1",
+    }

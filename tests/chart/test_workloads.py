@@ -101,10 +101,10 @@ def test_images_are_named_exactly_and_each_service_has_its_own(profile: str) -> 
         reference = one["image"]
         assert "@sha256:" in reference or reference.rpartition(":")[2] not in ("", "latest", reference)
         images.setdefault(one["name"], set()).add(reference)
-    used = [image for name, found in images.items() if name != "generate" for image in found]
+    used = [image for name, found in images.items() if name != "conformance" for image in found]
     assert len(used) == len(set(used))
     # The test is a client, which the orchestrator's image has.
-    assert images["generate"] == images["orchestrator"]
+    assert images["conformance"] == images["orchestrator"]
 
 
 @every_profile
