@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test clients fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit lock configuration
+.PHONY: help setup demo quick docs test clients peers fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,13 @@ clients: setup ## Install other clients of OpenAI's API, for tests/integration/t
 	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip install --quiet $(CLIENTS)
 	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/clients openai@6.49.0
+
+# Apart as well: other engines bring versions of numpy and more.
+PEERS := xllamacpp==2026.10.11549 openvino-genai==2026.4.1.0
+
+peers: setup ## Install llama.cpp and OpenVINO GenAI for coppice bench peers and latency
+	@test -x $(VENV)/peers/bin/python || $(PYTHON) -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet $(PEERS)
 
 fuzz: setup ## Strict mode against plain decoding over 20,000 tokens; 10,000 random bodies over HTTP
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coppice.cli.errors import FAILED
+from coppice.cli.tied_process import READY
 from coppice.core.errors import CoppiceError
 
 KEPT_LINES = 20
 # Records, as `coppice.obs.logs` writes them as text.
 _WARNING = re.compile(r"\S+ \S+ WARNING ")
 _ERROR = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)(?: rank \d+)? \S+: (.*)")
-READY = "ready "
 # A log line longer than this is a dump, and is cut into pieces.
 LINE_LIMIT = 1 << 20
 
@@ -49,11 +49,13 @@ class Child:
         arguments: Sequence[str] = (),
         *,
         verbose: bool = True,
+        interpreter: str = sys.executable,
     ) -> None:
         self.name = name
         self.address = ""
         self.module = module
         self._env = dict(env)
+        self._interpreter = interpreter
         self._arguments = tuple(arguments)
         self._echo = echo
         self._verbose = verbose
@@ -65,7 +67,7 @@ class Child:
     async def start(self) -> None:
         """Start the process, without waiting for it to be ready."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._interpreter,
             "-m",
             "coppice.cli.tied_process",
             str(os.getpid()),

@@ -13,6 +13,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+# What the line begins with in which a module says that it serves, and where.
+READY = "ready "
 _PR_SET_PDEATHSIG = 1
 
 

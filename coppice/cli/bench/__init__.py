@@ -15,9 +15,9 @@ app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_i
 def in_one_precision(context: typer.Context) -> None:
     """Serve targets in single precision, as those that they are compared with compute, unless DTYPE says otherwise.
 
-    In the latency suite these compute in the target's numbers instead.
+    In the latency and peers suites these compute in the target's numbers instead.
     """
-    if context.invoked_subcommand != "latency":
+    if context.invoked_subcommand not in ("latency", "peers"):
         os.environ.setdefault("DTYPE", "float32")
 
 
@@ -25,6 +25,7 @@ def in_one_precision(context: typer.Context) -> None:
 for command in (
     commands.prompts,
     commands.latency,
+    commands.peers,
     commands.passes,
     commands.sampling,
     commands.throughput,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import finish, measured
 from coppice.cli.options import Device, Threads, refusing, require_device, topology_spec
-from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER
+from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, TopologySpec
 
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
@@ -85,14 +86,7 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    made_for_it = [opt.DRAFTER] if target == opt.TARGET else fitting_drafters(target.name)
-    drafter = drafter or next(iter(made_for_it), NO_DRAFTER)
-    spec = opt.topology(target, drafter, threads)
-    # It is transformers' assistant, too, which has to be a language model.
-    small_lm = next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)
-    opt.begin(target)
-    for one in spec.drafters:
-        opt.require_checkpoint(Path(one.model), "--drafter")
+    spec, small_lm = _fitting(target, drafter, threads)
     chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
@@ -108,6 +102,19 @@ def latency(
     if chosen_forms:
         draw(report, [PANEL], out / "forms.png")
     finish(report, SHOWN, out)
+
+
+def _fitting(target: Path, drafter: str, threads: int) -> tuple[TopologySpec, Path | None]:
+    """A target with the drafter of --drafter, or that made for it; and the small LM, with which others can draft, too.
+
+    Raises typer.BadParameter where a checkpoint is missing.
+    """
+    made_for_it = [opt.DRAFTER] if target == opt.TARGET else fitting_drafters(target.name)
+    spec = opt.topology(target, drafter or next(iter(made_for_it), NO_DRAFTER), threads)
+    opt.begin(target)
+    for one in spec.drafters:
+        opt.require_checkpoint(Path(one.model), "--drafter")
+    return spec, next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)
 
 
 def _forms(names: str, delays: str) -> tuple[Form, ...]:
@@ -132,6 +139,61 @@ def _precisions(target: Path, names: str | None) -> tuple[Precision, ...]:
         return tuple(PRECISIONS.values()) if target.name in CATALOGUE else ()
     with refusing(None, BenchmarkError):
         return parse_precisions(names)
+
+
+MOST_AT_ONCE = 256
+
+
+def peers(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND=DIR|none",
+            help="The drafter's checkpoint directory; none: the target's own sources alone. "
+            "Default: the one that is made for the target.",
+        ),
+    ] = "",
+    out: opt.Out = opt.OUT,
+    num_prompts: opt.NumPrompts = 20,
+    per_category: opt.PerCategory = 0,
+    humaneval: Annotated[
+        Path | None, typer.Option(help="Prompts of HumanEval as well, JSON lines, as many as of a category.")
+    ] = None,
+    max_tokens: opt.MaxTokens = 128,
+    runs: opt.Runs = 3,
+    temperature: opt.Temperatures = None,
+    concurrency: opt.Concurrency = "1,4,16",
+    precisions: Annotated[
+        str, typer.Option(metavar="f32,bf16,int8", help="Of llama.cpp, and of us without speculation.")
+    ] = "bf16,int8",
+    others: Annotated[
+        str, typer.Option("--peers", metavar="NAME,NAME,…", help="Engines that take part.")
+    ] = "transformers,llama.cpp,openvino",
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Other engines and us on the same weights and prompts, with speculation and without, in turn.
+
+    `make peers` installs them; those that are missing are named. One stream over kinds of prompts, then requests at
+    once. Exit code 1 when a token of ours is not what it is with speculation off.
+    """
+    spec, small_lm = _fitting(target, drafter, threads)
+    chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
+    code = [] if humaneval is None else opt.choose_prompts(humaneval, per_category or num_prompts, seed)
+    temperatures = opt.choose_temperatures(temperature)
+    levels = opt.numbers(concurrency, "--concurrency", most=MOST_AT_ONCE)
+    chosen_precisions = _precisions(target, precisions)
+
+    from coppice.lab.bench.peers.figures import HUMANEVAL
+    from coppice.lab.bench.peers.suite import PEERS, SHOWN, PeersPlan, PeersSuite, measure_peers
+
+    plan = PeersPlan(opt.choose_parts(others, PEERS, "--peers"), chosen_precisions, levels)
+    chosen += [replace(one, category=HUMANEVAL) for one in code]
+    setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
+    suite = PeersSuite(setup, tuple(one.kind for one in spec.drafters), small_lm, plan)
+    finish(asyncio.run(measure_peers(suite, spec)), SHOWN, out)
 
 
 def passes(

@@ -174,11 +174,11 @@ def length_range(text: str) -> tuple[int, int]:
     return lengths[0], lengths[-1]
 
 
-def choose_parts(text: str | None, known: Sequence[str]) -> frozenset[str]:
+def choose_parts(text: str | None, known: Sequence[str], option: str = "--parts") -> frozenset[str]:
     """Names with commas between, or all that are known; raises typer.BadParameter where one is not."""
     parts = frozenset(part.strip() for part in (text or ",".join(known)).split(","))
     if unknown := sorted(parts - set(known)):
-        raise typer.BadParameter(f"--parts: must be of {', '.join(known)}, got {', '.join(unknown)}")
+        raise typer.BadParameter(f"{option}: must be of {', '.join(known)}, got {', '.join(unknown)}")
     return parts
 
 

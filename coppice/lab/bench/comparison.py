@@ -239,9 +239,9 @@ def _identity(samples: Samples[Sample], contender: str, temperature: float, answ
     With speculation on we must repeat what we gave with it off. Under greedy decoding all should agree with plain
     `generate`; under sampling they cannot, because the random numbers differ.
     """
-    is_plain = temperature != 0 or contender == TRANSFORMERS
-    reference = OFF if contender.startswith(ON) else None if is_plain else TRANSFORMERS
     by_generate = outputs(samples.where(temperature=0.0), TRANSFORMERS) if temperature == 0 else {}
+    is_plain = not by_generate or contender == TRANSFORMERS
+    reference = OFF if contender.startswith(ON) else None if is_plain else TRANSFORMERS
     prompts = {answer.task.prompt for answer in answers}
 
     def num_same(expected: Outputs) -> int:

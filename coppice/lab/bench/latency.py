@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,19 +24,18 @@ from coppice.lab.bench.client import (
     connected,
     model_info,
 )
-from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
+from coppice.lab.bench.comparison import Sample, Setup, by_run, speed_ratios
+from coppice.lab.bench.divergences import find_divergences
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.forms import TABLE, Form, Kind, delayed, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.report import Report, Shown, document, shown_path
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.precisions import Precision, in_precisions, precision_ratios, served_in
 from coppice.lab.bench.services import unless_one_fails
 from coppice.lab.bench.transformers_baseline import Generate, load_model, quiet_transformers, top_two_gap
 
-# Logits of one row computed in two ways differ by less than this; a smaller gap is a tie to both.
-NEAR_TIES = {"float32": 1e-4, "bfloat16": 0.25}
 # Forms have no prefix cache: its drafts need no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}
 
@@ -57,55 +56,6 @@ def latency_ratios(samples: Samples[Sample]) -> ByRun:
         for name, contender in FORWARD_SHARES.items():
             shares = by_run(samples, contender, temperature, figures.forward_share)
             found[at_temperature(name, temperature)] = known(shares)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first position at which a greedy output leaves that of `generate`."""
-
-    contender: str
-    prompt: int
-    position: int
-    token_id: int
-    transformers_token_id: int
-    # Between the two best logits there, computed by transformers in one pass over the common prefix.
-    top_2_gap: float
-    top_2_token_ids: tuple[int, int]
-    dtype: str
-
-    def record(self) -> Row:
-        """For the report; a near tie is one that rounding alone explains."""
-        near_tie = self.top_2_gap < NEAR_TIES[self.dtype] and self.token_id in self.top_2_token_ids
-        return {**asdict(self), "top_2_token_ids": list(self.top_2_token_ids), "near_tie": near_tie}
-
-    def __str__(self) -> str:
-        return (
-            f"{self.contender} leaves transformers generate on prompt {self.prompt + 1} at token {self.position}: "
-            f"{self.token_id} instead of {self.transformers_token_id}; the two best logits are {self.top_2_gap:.2e} "
-            f"apart{' (a near tie)' if self.record()['near_tie'] else ''}"
-        )
-
-
-def find_divergences(
-    samples: Samples[Sample],
-    contenders: Sequence[str],
-    top_two: Callable[[Sequence[int]], tuple[float, tuple[int, int]]],
-    dtype: str,
-) -> list[Divergence]:
-    """Where greedy outputs of `contenders` leave those of `generate` in the same dtype, first run."""
-    greedy = samples.where(temperature=0.0, run=0)
-    expected = outputs(greedy, TRANSFORMERS)
-    found = []
-    for contender in contenders:
-        for task, given in outputs(greedy, contender).items():
-            reference = expected.get(task)
-            if reference is not None and given != reference:
-                pairs = enumerate(zip(given, reference, strict=True))
-                at = next(index for index, (mine, theirs) in pairs if mine != theirs)
-                gap, top_token_ids = top_two([*task.prompt_ids, *reference[:at]])
-                one = Divergence(contender, task.prompt, at, given[at], reference[at], gap, top_token_ids, dtype)
-                found.append(one)
     return found
 
 

@@ -11,14 +11,11 @@ from types import MappingProxyType
 
 import torch
 
-from coppice.checkpoints.gguf_export import export_gguf
 from coppice.cli.topology import Topology
-from coppice.core.errors import CoppiceError
-from coppice.lab.bench import llama_cpp
 from coppice.lab.bench.client import TRANSFORMERS, Contender, Mode, Policy, Server, connected
 from coppice.lab.bench.comparison import Sample, Setup, speed_ratios
 from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, Samples, at_temperature
-from coppice.lab.bench.llama_cpp import serving
+from coppice.lab.bench.peers.server import LLAMA_CPP, exported, serving
 from coppice.lab.bench.transformers_baseline import Generate, load_model
 
 
@@ -36,6 +33,12 @@ class Precision:
     def ours(self) -> str:
         """Name of our contender, without speculation."""
         return f"off-{self.name}"
+
+    @property
+    def policy(self) -> Policy:
+        """That of our contender."""
+        setting = ", ".join(f"{key}={value}" for key, value in self.env.items())
+        return Policy(self.ours, Mode.MODE_OFF, setting=setting)
 
     @property
     def llama_cpp(self) -> str:
@@ -91,20 +94,16 @@ async def in_precisions(
     """
     found: list[Contender] = []
     for one, address in served.items():
-        policy = Policy(one.ours, Mode.MODE_OFF, setting=", ".join(f"{key}={value}" for key, value in one.env.items()))
-        found.append(Server(await connected(stack, address), policy))
+        found.append(Server(await connected(stack, address), one.policy))
         if one.dtype is not None and one.dtype != getattr(torch, dtype):
             found.append(Generate(load_model(setup.target, one.dtype), setup.threads, name=one.transformers))
-    if not llama_cpp.is_installed():
+    if LLAMA_CPP.interpreter() is None:
         return found
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     for one in served:
-        file = directory / f"{one.gguf}.gguf"
-        try:
-            export_gguf(setup.target, file, one.gguf)
-        except CoppiceError as error:
-            raise BenchmarkError(f"{setup.target} cannot be given to llama.cpp: {error}") from error
-        found.append(await stack.enter_async_context(serving(one.llama_cpp, file, setup.threads, context)))
+        file = exported(setup.target, directory, one.gguf)
+        options = {"model": str(file), "threads": setup.threads, "context": context}
+        found.append(await stack.enter_async_context(serving(LLAMA_CPP, one.llama_cpp, options)))
     return found
 
 

@@ -23,6 +23,9 @@ from coppice.completion import Completion, PassTiming, Speculation, Timing, Usag
 from coppice.lab.bench.client import ASSISTED, TRANSFORMERS, Answer, Batch, Delta, Fate, Task
 from coppice.lab.bench.harness.experiment import BenchmarkError
 
+LOOKUP = f"{TRANSFORMERS}-lookup"
+# Tokens of a draft of prompt lookup; transformers' own default where it looks up by itself.
+LOOKUP_TOKENS = 10
 # transformers' own default for a page of its cache, in tokens.
 PAGE_TOKENS = 256
 # Tokens of one of its passes: what one of ours takes, a chunk of prompt and every other sequence.
@@ -82,13 +85,23 @@ def _batch(tasks: Sequence[Task], token_ids: Sequence[Sequence[int]], wall_s: fl
 
 
 class Generate(Library):
-    """`generate` on a target, one request at a time, with an assistant model where one is given."""
+    """`generate` on a target, one request at a time: plain, with prompt lookup, or with an assistant model."""
 
     def __init__(
-        self, target: PreTrainedModel, threads: int, assistant: PreTrainedModel | None = None, name: str = TRANSFORMERS
+        self,
+        target: PreTrainedModel,
+        threads: int,
+        assistant: PreTrainedModel | None = None,
+        name: str = TRANSFORMERS,
+        *,
+        lookup: bool = False,
     ) -> None:
         note = f"transformers generate, {dtype_name(target)}, dynamic cache, sdpa attention"
         self._options: dict[str, Any] = {}
+        if lookup:
+            self._options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+            name = LOOKUP
+            note += f", prompt_lookup_num_tokens={LOOKUP_TOKENS}"
         if assistant is not None:
             # Number and schedule of the assistant's tokens stay as the checkpoint and the library have them.
             assert assistant.generation_config is not None
@@ -131,7 +144,7 @@ class BatchedGenerate(Library):
     """`generate` over one batch, prompts padded on the left."""
 
     def __init__(self, target: PreTrainedModel, threads: int) -> None:
-        note = "transformers generate, one padded batch, float32, dynamic cache, sdpa attention"
+        note = f"transformers generate, one padded batch, {dtype_name(target)}, dynamic cache, sdpa attention"
         super().__init__("transformers-batched", note, target, threads)
 
     @torch.inference_mode()
@@ -155,7 +168,7 @@ class ContinuousBatching(Library):
     def __init__(self, target: PreTrainedModel, threads: int, longest: int) -> None:
         """`longest` is the most tokens that a prompt and its completion have together."""
         note = (
-            f"transformers generate_batch, float32, paged cache with room for all requests, "
+            f"transformers generate_batch, {dtype_name(target)}, paged cache with room for all requests, "
             f"at most {MAX_BATCH_TOKENS} tokens a pass"
         )
         super().__init__("transformers-continuous", note, target, threads)

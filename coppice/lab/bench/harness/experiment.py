@@ -19,6 +19,8 @@ Arm = TypeVar("Arm")
 Load = TypeVar("Load")
 Sample = TypeVar("Sample")
 
+# Of an interval.
+NUM_RESAMPLES = 2000
 # A value for each run, by the name of a ratio.
 ByRun = dict[str, list[float]]
 
@@ -132,6 +134,20 @@ def spread(name: str, by_run: Iterable[float | None], digits: int = 3) -> dict[s
     values = known(by_run)
     middle, least, most = (statistics.median(values), min(values), max(values)) if values else (None, None, None)
     return {name: rounded(middle, digits), f"{name}_min": rounded(least, digits), f"{name}_max": rounded(most, digits)}
+
+
+def bootstrap_ratio(pairs: Sequence[tuple[float, float]], seed: int = 0) -> tuple[float, float] | None:
+    """95 % interval of the sum of the first over the sum of the second, pairs drawn with replacement.
+
+    The percentile method (Efron and Tibshirani, 1993, chapter 13). None of fewer than two pairs.
+    """
+    if len(pairs) < 2:
+        return None
+    taken = np.asarray(pairs)
+    drawn = np.random.default_rng(seed).integers(len(taken), size=(NUM_RESAMPLES, len(taken)))
+    first, second = taken[drawn].sum(axis=1).T
+    low, high = np.percentile(first / second, (2.5, 97.5))
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)

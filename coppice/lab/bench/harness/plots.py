@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from coppice.lab.bench.harness.tables import Label, Row, text
+from coppice.lab.bench.harness.tables import Label, Row, rows_of, text
 from coppice.picture import save
 
 Report: TypeAlias = Mapping[str, Any]
@@ -92,6 +92,7 @@ class Panel:
     log_y: bool = False
     # A dashed line at 1, what all are compared with.
     has_base: bool = False
+    source: str = "rows"
     custom: Callable[[Axes, Report], None] | None = None
 
 
@@ -112,7 +113,7 @@ def draw(report: Report, panels: Sequence[Panel], path: Path, per_row: int = 3) 
 
 
 def _panels(report: Report, panel: Panel) -> Iterator[tuple[Panel, str, list[Row]]]:
-    rows = [row for row in report.get("rows", ()) if panel.where(row)]
+    rows = [row for row in rows_of(report, panel.source) if panel.where(row)]
     if not panel.by:
         yield panel, panel.title, rows
     for value in dict.fromkeys(row[panel.by] for row in rows) if panel.by else ():

@@ -32,8 +32,14 @@ class Table:
     where: Callable[[Row], bool] = field(default=lambda row: True)
     across: str = ""
     by: str = ""
-    # The list of the report that its rows are in.
+    # The list of the report that its rows are in, or the mapping from their names.
     source: str = "rows"
+
+
+def rows_of(report: Mapping[str, Any], source: str) -> list[Row]:
+    """Rows in a list of a report, or in a mapping from their names; none where it has neither."""
+    found = report.get(source, ())
+    return list(found.values() if isinstance(found, Mapping) else found)
 
 
 def cell(value: Any, missing: str = "-") -> str:
@@ -74,7 +80,7 @@ def print_tables(report: Mapping[str, Any], tables: Iterable[Table], line: str, 
 
 
 def _tables(report: Mapping[str, Any], table: Table) -> Iterator[rich.table.Table]:
-    rows = [row for row in report.get(table.source, ()) if table.where(row)]
+    rows = [row for row in rows_of(report, table.source) if table.where(row)]
     title, names = text(table.title, report["settings"]), table.columns.split()
     headings = [name.replace("_", " ") for name in names]
     if table.across:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import Experiment, Ratios, Samples, over, spread
+from coppice.lab.bench.harness.experiment import Experiment, Ratios, Samples, bootstrap_ratio, over, spread
 from coppice.lab.bench.harness.plots import Panel, bars, stacked
 from coppice.lab.bench.harness.report import Shown, document, machine_remarks, write_report
-from coppice.lab.bench.harness.tables import Table, cell
+from coppice.lab.bench.harness.tables import Table, cell, rows_of
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,19 @@ def test_a_busy_machine_is_remarked_on() -> None:
 )
 def test_a_cell_is_short(value: object, shown: str) -> None:
     assert cell(value) == shown
+
+
+def test_a_bootstrapped_interval_holds_the_ratio_and_is_repeatable() -> None:
+    pairs = [(2.0 * weight, weight) for weight in (1.0, 3.0, 5.0)]
+    assert bootstrap_ratio(pairs) == pytest.approx((2.0, 2.0))
+    uneven = [(1.0, 1.0), (4.0, 1.0), (2.0, 1.0), (3.0, 1.0)]
+    low, high = bootstrap_ratio(uneven, seed=3) or (0.0, 0.0)
+    assert 1.0 < low < 2.5 < high < 4.0
+    assert bootstrap_ratio(uneven, seed=3) == (low, high)
+    assert bootstrap_ratio(uneven[:1]) is None
+
+
+def test_rows_are_a_list_or_a_mapping_from_names() -> None:
+    row = {"name": "a"}
+    assert rows_of({"rows": [row]}, "rows") == rows_of({"kinds": {"a": row}}, "kinds") == [row]
+    assert rows_of({}, "kinds") == []

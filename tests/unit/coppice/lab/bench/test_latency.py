@@ -12,10 +12,11 @@ from coppice.client import Client
 from coppice.completion import OriginCounts, Speculation
 from coppice.lab.bench.client import OFF, ON, Batch, Mode, Policy, Server, Task
 from coppice.lab.bench.comparison import Plan, Setup, measure, mismatches, rows
+from coppice.lab.bench.divergences import find_divergences
 from coppice.lab.bench.forms import PANEL, Form, Kind, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples
 from coppice.lab.bench.harness.plots import draw
-from coppice.lab.bench.latency import LatencySuite, find_divergences, latency_ratios
+from coppice.lab.bench.latency import LatencySuite, latency_ratios
 from coppice.lab.bench.prompts import Prompt
 from tests.unit.coppice.lab.bench.made_up import Named, answer, sample
 from tests.unit.coppice.lab.bench.schema import lost_fields
