@@ -25,7 +25,7 @@ from coppice.obs.logs import of_request
 from coppice.obs.metrics import histogram
 from coppice.obs.timeline import Timeline
 from coppice.v1 import drafter_pb2 as pb
-from coppice.v1 import drafter_pb2_grpc, sampling_pb2
+from coppice.v1 import drafter_pb2_grpc, features_pb2, sampling_pb2
 from coppice.version import VERSION
 from coppice.wire.convert import (
     denoising_from_proto,
@@ -46,6 +46,7 @@ from drafter_svc.session import (
     SessionDraft,
     SessionOpening,
     SessionOutcome,
+    SessionPrompt,
     UnknownSequenceError,
 )
 
@@ -209,6 +210,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             needs_features=info.feature_size > 0,
             feature_size=info.feature_size,
             feature_layers=info.feature_layers,
+            max_prompt_features=info.max_prompt_features,
             target_weights_fingerprint=info.target_weights,
             acceptance_by_rank=info.acceptance_by_rank,
             version=VERSION,
@@ -311,6 +313,8 @@ class DraftStream:
             self._open(request.sequence_id, request.open)
         elif kind == "expect":
             self._expect(request.sequence_id, request.expect)
+        elif kind == "prompt_features":
+            self._prompt(request.sequence_id, request.prompt_features)
         elif kind == "close":
             # Closing a sequence that an error has closed is valid.
             session = self._sessions.pop(request.sequence_id, None)
@@ -343,6 +347,13 @@ class DraftStream:
         multiple = max(1, message.row_multiple) if message.HasField("row_multiple") else None
         session.post(SessionOutcome(message.base_length, tuple(message.token_ids), message.features, budget, multiple))
         self._schedule(sequence_id, session)
+
+    def _prompt(self, sequence_id: int, message: features_pb2.PromptFeatures) -> None:
+        session = self._sessions.get(sequence_id)
+        # A hint: late for a sequence that was dropped, or to a drafter that reads none.
+        if session is not None and self._service.drafter.info.max_prompt_features:
+            session.post(SessionPrompt(message.first_token, message.features))
+            self._schedule(sequence_id, session)
 
     def _expect(self, sequence_id: int, message: pb.Expect) -> None:
         session = self._sessions.get(sequence_id)

@@ -20,6 +20,7 @@ from drafter_svc.drafters.base import (
     Drafter,
     DrafterInfo,
     DraftSequence,
+    PromptReader,
     SamplingDrafter,
 )
 from drafter_svc.model.cache_budget import CacheBudget
@@ -85,6 +86,14 @@ class SessionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPrompt:
+    """Features of the prompt's tokens from number `first_token` on."""
+
+    first_token: int
+    features: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SessionDraft:
     """A tree after the first `base_length` committed tokens."""
 
@@ -123,7 +132,7 @@ class Session:
         self._length = len(opening.prompt)
         self._max_nodes = opening.max_nodes
         self._row_multiple = opening.row_multiple
-        self._inbox: deque[SessionOutcome] = deque()
+        self._inbox: deque[SessionOutcome | SessionPrompt] = deque()
         self._scheduled = False
         # Whether there are changes without a draft since.
         self._has_news = False
@@ -132,9 +141,9 @@ class Session:
         # Whether idle work is queued. For the model thread.
         self.preparing = False
 
-    def post(self, outcome: SessionOutcome) -> None:
-        """Queue an outcome for the model thread."""
-        self._inbox.append(outcome)
+    def post(self, news: SessionOutcome | SessionPrompt) -> None:
+        """Queue an outcome or features of the prompt for the model thread."""
+        self._inbox.append(news)
 
     def schedule(self) -> bool:
         """Whether a job must be submitted; False while a waiting one will see all queued outcomes."""
@@ -222,8 +231,13 @@ class Session:
             self._sequence = self._open()
             self._has_news = True
         while self._inbox:
-            self._apply(self._sequence, self._inbox.popleft())
-            self._has_news = True
+            news = self._inbox.popleft()
+            if isinstance(news, SessionOutcome):
+                self._apply(self._sequence, news)
+                self._has_news = True
+            elif isinstance(self._sequence, PromptReader):
+                # Worth no draft of its own.
+                self._sequence.see_prompt(news.first_token, news.features)
         return self._sequence
 
     def _open(self) -> DraftSequence:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Most tokens of a prompt, the last ones, whose features are sent.
+MOST_PROMPT_FEATURES = 512
+
 
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
     """Layers 2, L / 2 and L - 3 of `num_layers`, in order; fewer layers than six give some of them twice.

@@ -22,39 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from coppice.v1 import features_pb2 as coppice_dot_v1_dot_features__pb2
 from coppice.v1 import sampling_pb2 as coppice_dot_v1_dot_sampling__pb2
 from coppice.v1 import tree_pb2 as coppice_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oppice/v1/drafter.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\xcf\x01\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.coppice.v1.OpenDraftH\x00\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.coppice.v1.DraftOutcomeH\x00\x12$\n\x06\x65xpect\x18\x04 \x01(\x0b\x32\x12.coppice.v1.ExpectH\x00\x12\'\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x16.coppice.v1.CloseDraftH\x00\x42\x07\n\x05\x65vent\"\xa8\x02\n\tOpenDraft\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x14\n\x0crow_multiple\x18\x05 \x01(\r\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x13\n\x0bsynchronous\x18\t \x01(\x08\x12(\n\tdenoising\x18\n \x01(\x0b\x32\x15.coppice.v1.Denoising\"\x9a\x01\n\x0c\x44raftOutcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0c\x12\x16\n\tmax_nodes\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0crow_multiple\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_max_nodesB\x0f\n\r_row_multiple\"B\n\x06\x45xpect\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\"\x0c\n\nCloseDraft\"\xa7\x01\n\rDraftResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12%\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.DraftTreeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.coppice.v1.DraftErrorH\x00\x12(\n\x05\x61head\x18\x04 \x01(\x0b\x32\x17.coppice.v1.DraftsAheadH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x44raftsAhead\x12$\n\x05trees\x18\x01 \x03(\x0b\x32\x15.coppice.v1.DraftTree\"\x8c\x01\n\tDraftTree\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x19\n\x11\x61ssumed_token_ids\x18\x03 \x03(\r\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\r\x12\x18\n\x10outcome_log_prob\x18\x05 \x01(\x02\"+\n\nDraftError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\xf0\x02\n\x1e\x44rafterServiceDescribeResponse\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0eneeds_features\x18\x05 \x01(\x08\x12\x14\n\x0c\x66\x65\x61ture_size\x18\x06 \x01(\r\x12\x1a\n\x12\x61\x63\x63\x65ptance_by_rank\x18\x07 \x03(\x02\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\t \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x1b\n\x13shared_block_tokens\x18\n \x01(\r\x12\x14\n\x0c\x64rafts_ahead\x18\x0b \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x0c \x03(\r\x12\"\n\x1atarget_weights_fingerprint\x18\r \x01(\t2\xb5\x01\n\x0e\x44rafterService\x12@\n\x05\x44raft\x12\x18.coppice.v1.DraftRequest\x1a\x19.coppice.v1.DraftResponse(\x01\x30\x01\x12\x61\n\x08\x44\x65scribe\x12).coppice.v1.DrafterServiceDescribeRequest\x1a*.coppice.v1.DrafterServiceDescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oppice/v1/drafter.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/features.proto\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\x86\x02\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.coppice.v1.OpenDraftH\x00\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.coppice.v1.DraftOutcomeH\x00\x12$\n\x06\x65xpect\x18\x04 \x01(\x0b\x32\x12.coppice.v1.ExpectH\x00\x12\'\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x16.coppice.v1.CloseDraftH\x00\x12\x35\n\x0fprompt_features\x18\x06 \x01(\x0b\x32\x1a.coppice.v1.PromptFeaturesH\x00\x42\x07\n\x05\x65vent\"\xa8\x02\n\tOpenDraft\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x14\n\x0crow_multiple\x18\x05 \x01(\r\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x13\n\x0bsynchronous\x18\t \x01(\x08\x12(\n\tdenoising\x18\n \x01(\x0b\x32\x15.coppice.v1.Denoising\"\x9a\x01\n\x0c\x44raftOutcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0c\x12\x16\n\tmax_nodes\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0crow_multiple\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_max_nodesB\x0f\n\r_row_multiple\"B\n\x06\x45xpect\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\"\x0c\n\nCloseDraft\"\xa7\x01\n\rDraftResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12%\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.DraftTreeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.coppice.v1.DraftErrorH\x00\x12(\n\x05\x61head\x18\x04 \x01(\x0b\x32\x17.coppice.v1.DraftsAheadH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x44raftsAhead\x12$\n\x05trees\x18\x01 \x03(\x0b\x32\x15.coppice.v1.DraftTree\"\x8c\x01\n\tDraftTree\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x19\n\x11\x61ssumed_token_ids\x18\x03 \x03(\r\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\r\x12\x18\n\x10outcome_log_prob\x18\x05 \x01(\x02\"+\n\nDraftError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\x8d\x03\n\x1e\x44rafterServiceDescribeResponse\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0eneeds_features\x18\x05 \x01(\x08\x12\x14\n\x0c\x66\x65\x61ture_size\x18\x06 \x01(\r\x12\x1a\n\x12\x61\x63\x63\x65ptance_by_rank\x18\x07 \x03(\x02\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\t \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x1b\n\x13shared_block_tokens\x18\n \x01(\r\x12\x14\n\x0c\x64rafts_ahead\x18\x0b \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x0c \x03(\r\x12\"\n\x1atarget_weights_fingerprint\x18\r \x01(\t\x12\x1b\n\x13max_prompt_features\x18\x0e \x01(\r2\xb5\x01\n\x0e\x44rafterService\x12@\n\x05\x44raft\x12\x18.coppice.v1.DraftRequest\x1a\x19.coppice.v1.DraftResponse(\x01\x30\x01\x12\x61\n\x08\x44\x65scribe\x12).coppice.v1.DrafterServiceDescribeRequest\x1a*.coppice.v1.DrafterServiceDescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coppice.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTREQUEST']._serialized_start=91
-  _globals['_DRAFTREQUEST']._serialized_end=298
-  _globals['_OPENDRAFT']._serialized_start=301
-  _globals['_OPENDRAFT']._serialized_end=597
-  _globals['_DRAFTOUTCOME']._serialized_start=600
-  _globals['_DRAFTOUTCOME']._serialized_end=754
-  _globals['_EXPECT']._serialized_start=756
-  _globals['_EXPECT']._serialized_end=822
-  _globals['_CLOSEDRAFT']._serialized_start=824
-  _globals['_CLOSEDRAFT']._serialized_end=836
-  _globals['_DRAFTRESPONSE']._serialized_start=839
-  _globals['_DRAFTRESPONSE']._serialized_end=1006
-  _globals['_DRAFTSAHEAD']._serialized_start=1008
-  _globals['_DRAFTSAHEAD']._serialized_end=1059
-  _globals['_DRAFTTREE']._serialized_start=1062
-  _globals['_DRAFTTREE']._serialized_end=1202
-  _globals['_DRAFTERROR']._serialized_start=1204
-  _globals['_DRAFTERROR']._serialized_end=1247
-  _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_start=1249
-  _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_end=1280
-  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_start=1283
-  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=1651
-  _globals['_DRAFTERSERVICE']._serialized_start=1654
-  _globals['_DRAFTERSERVICE']._serialized_end=1835
+  _globals['_DRAFTREQUEST']._serialized_start=118
+  _globals['_DRAFTREQUEST']._serialized_end=380
+  _globals['_OPENDRAFT']._serialized_start=383
+  _globals['_OPENDRAFT']._serialized_end=679
+  _globals['_DRAFTOUTCOME']._serialized_start=682
+  _globals['_DRAFTOUTCOME']._serialized_end=836
+  _globals['_EXPECT']._serialized_start=838
+  _globals['_EXPECT']._serialized_end=904
+  _globals['_CLOSEDRAFT']._serialized_start=906
+  _globals['_CLOSEDRAFT']._serialized_end=918
+  _globals['_DRAFTRESPONSE']._serialized_start=921
+  _globals['_DRAFTRESPONSE']._serialized_end=1088
+  _globals['_DRAFTSAHEAD']._serialized_start=1090
+  _globals['_DRAFTSAHEAD']._serialized_end=1141
+  _globals['_DRAFTTREE']._serialized_start=1144
+  _globals['_DRAFTTREE']._serialized_end=1284
+  _globals['_DRAFTERROR']._serialized_start=1286
+  _globals['_DRAFTERROR']._serialized_end=1329
+  _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_start=1331
+  _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_end=1362
+  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_start=1365
+  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=1762
+  _globals['_DRAFTERSERVICE']._serialized_start=1765
+  _globals['_DRAFTERSERVICE']._serialized_end=1946
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from coppice.v1 import features_pb2 as _features_pb2
 from coppice.v1 import sampling_pb2 as _sampling_pb2
 from coppice.v1 import tree_pb2 as _tree_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,18 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftRequest(_message.Message):
-    __slots__ = ("sequence_id", "open", "outcome", "expect", "close")
+    __slots__ = ("sequence_id", "open", "outcome", "expect", "close", "prompt_features")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EXPECT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     open: OpenDraft
     outcome: DraftOutcome
     expect: Expect
     close: CloseDraft
-    def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
+    prompt_features: _features_pb2.PromptFeatures
+    def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ..., prompt_features: _Optional[_Union[_features_pb2.PromptFeatures, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
     __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt", "traceparent", "synchronous", "denoising")
@@ -117,7 +120,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens", "drafts_ahead", "feature_layers", "target_weights_fingerprint")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens", "drafts_ahead", "feature_layers", "target_weights_fingerprint", "max_prompt_features")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +134,7 @@ class DrafterServiceDescribeResponse(_message.Message):
     DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -144,4 +148,5 @@ class DrafterServiceDescribeResponse(_message.Message):
     drafts_ahead: bool
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     target_weights_fingerprint: str
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ..., drafts_ahead: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_weights_fingerprint: _Optional[str] = ...) -> None: ...
+    max_prompt_features: int
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ..., drafts_ahead: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_weights_fingerprint: _Optional[str] = ..., max_prompt_features: _Optional[int] = ...) -> None: ...

@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from coppice.v1 import features_pb2 as coppice_dot_v1_dot_features__pb2
 from coppice.v1 import sampling_pb2 as coppice_dot_v1_dot_sampling__pb2
 from coppice.v1 import tree_pb2 as coppice_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oppice/v1/verifier.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\xa7\x01\n\rVerifyRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.coppice.v1.OpenSequenceH\x00\x12\"\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x11.coppice.v1.DraftH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.coppice.v1.CloseSequenceH\x00\x42\x07\n\x05\x65vent\"\xe8\x03\n\x0cOpenSequence\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.coppice.v1.StoppingOptions\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12(\n\texactness\x18\x05 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x11\n\tlinger_us\x18\x06 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x19\n\x11max_redraft_nodes\x18\t \x01(\r\x12\x15\n\rwant_features\x18\n \x01(\x08\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x1a\n\rtop_log_probs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\r \x01(\t\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x13\n\x0bsynchronous\x18\x0f \x01(\x08\x12\x18\n\x10max_lookup_nodes\x18\x10 \x01(\rB\x10\n\x0e_top_log_probs\"\x86\x01\n\x05\x44raft\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x0e\n\x06\x62udget\x18\x03 \x01(\r\x12\x16\n\tlinger_us\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61head\x18\x05 \x01(\x08\x42\x0c\n\n_linger_us\"\x0f\n\rCloseSequence\"\xb5\x02\n\x0eVerifyResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12&\n\x07outcome\x18\x02 \x01(\x0b\x32\x13.coppice.v1.OutcomeH\x00\x12\x30\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1c.coppice.v1.SequenceFinishedH\x00\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x19.coppice.v1.SequenceErrorH\x00\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x10.coppice.v1.LoadH\x00\x12\x33\n\x0e\x64raft_rejected\x18\x06 \x01(\x0b\x32\x19.coppice.v1.DraftRejectedH\x00\x12(\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x14.coppice.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"\x90\x03\n\x07Outcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\x12\x13\n\x0b\x64raft_nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64raft_depth\x18\x05 \x01(\r\x12&\n\x07redraft\x18\x06 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0c\x12\x11\n\tlog_probs\x18\x08 \x03(\x02\x12\x11\n\tpass_rows\x18\t \x01(\r\x12\x0f\n\x07pass_us\x18\n \x01(\r\x12\x11\n\tlinger_us\x18\x0b \x01(\r\x12\x14\n\x0cstale_drafts\x18\x0c \x01(\r\x12\x15\n\rtop_token_ids\x18\r \x03(\r\x12\x15\n\rtop_log_probs\x18\x0e \x03(\x02\x12\x11\n\tnear_ties\x18\x0f \x01(\r\x12-\n\x0c\x64raft_origin\x18\x10 \x01(\x0e\x32\x17.coppice.v1.DraftOrigin\x12\x11\n\tbubble_us\x18\x11 \x01(\r\"\x8d\x01\n\x10SequenceFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.coppice.v1.FinishReason\x12\x17\n\nstop_match\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\r\n\x0b_stop_match\"=\n\rSequenceError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"R\n\rDraftRejected\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x86\x01\n\x04Load\x12\x12\n\nbatch_size\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0f\n\x07pass_us\x18\x03 \x01(\r\x12\x18\n\x10queued_sequences\x18\x04 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r\x12\x19\n\x11running_sequences\x18\x06 \x01(\r\"\n\n\x08\x44raining\" \n\x1eVerifierServiceDescribeRequest\"\xdf\x04\n\x1fVerifierServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12(\n\texactness\x18\x08 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1b\n\x13shared_block_tokens\x18\n \x01(\r\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\x0b \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x14\n\x0crow_multiple\x18\x0c \x01(\r\x12\x10\n\x08hardware\x18\r \x01(\t\x12\x13\n\x0binstance_id\x18\x0e \x01(\t\x12\x15\n\rredraft_nodes\x18\x0f \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_size\x18\x10 \x01(\r\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x12 \x01(\t\x12\x1b\n\x13serving_fingerprint\x18\x13 \x01(\t\x12\x14\n\x0clookup_nodes\x18\x14 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x15 \x03(\r\x12\x1a\n\x12\x66\x65\x61ture_layer_size\x18\x16 \x01(\r\x12\x14\n\x0cquantization\x18\x17 \x01(\t\"\x15\n\x13GetTokenizerRequest\"\xe7\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12K\n\x0especial_tokens\x18\x04 \x03(\x0b\x32\x33.coppice.v1.GetTokenizerResponse.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x8e\x02\n\x0fVerifierService\x12\x43\n\x06Verify\x12\x19.coppice.v1.VerifyRequest\x1a\x1a.coppice.v1.VerifyResponse(\x01\x30\x01\x12\x63\n\x08\x44\x65scribe\x12*.coppice.v1.VerifierServiceDescribeRequest\x1a+.coppice.v1.VerifierServiceDescribeResponse\x12Q\n\x0cGetTokenizer\x12\x1f.coppice.v1.GetTokenizerRequest\x1a .coppice.v1.GetTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oppice/v1/verifier.proto\x12\ncoppice.v1\x1a\x19\x63oppice/v1/features.proto\x1a\x19\x63oppice/v1/sampling.proto\x1a\x15\x63oppice/v1/tree.proto\"\xa7\x01\n\rVerifyRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.coppice.v1.OpenSequenceH\x00\x12\"\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x11.coppice.v1.DraftH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.coppice.v1.CloseSequenceH\x00\x42\x07\n\x05\x65vent\"\x85\x04\n\x0cOpenSequence\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.coppice.v1.SamplingParams\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.coppice.v1.StoppingOptions\x12.\n\nacceptance\x18\x04 \x01(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12(\n\texactness\x18\x05 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x11\n\tlinger_us\x18\x06 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x19\n\x11max_redraft_nodes\x18\t \x01(\r\x12\x15\n\rwant_features\x18\n \x01(\x08\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x1a\n\rtop_log_probs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\r \x01(\t\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x13\n\x0bsynchronous\x18\x0f \x01(\x08\x12\x18\n\x10max_lookup_nodes\x18\x10 \x01(\r\x12\x1b\n\x13max_prompt_features\x18\x11 \x01(\rB\x10\n\x0e_top_log_probs\"\x86\x01\n\x05\x44raft\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12#\n\x04tree\x18\x02 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x0e\n\x06\x62udget\x18\x03 \x01(\r\x12\x16\n\tlinger_us\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61head\x18\x05 \x01(\x08\x42\x0c\n\n_linger_us\"\x0f\n\rCloseSequence\"\xec\x02\n\x0eVerifyResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12&\n\x07outcome\x18\x02 \x01(\x0b\x32\x13.coppice.v1.OutcomeH\x00\x12\x30\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1c.coppice.v1.SequenceFinishedH\x00\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x19.coppice.v1.SequenceErrorH\x00\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x10.coppice.v1.LoadH\x00\x12\x33\n\x0e\x64raft_rejected\x18\x06 \x01(\x0b\x32\x19.coppice.v1.DraftRejectedH\x00\x12(\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x14.coppice.v1.DrainingH\x00\x12\x35\n\x0fprompt_features\x18\x08 \x01(\x0b\x32\x1a.coppice.v1.PromptFeaturesH\x00\x42\x07\n\x05\x65vent\"\x90\x03\n\x07Outcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\x12\x13\n\x0b\x64raft_nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64raft_depth\x18\x05 \x01(\r\x12&\n\x07redraft\x18\x06 \x01(\x0b\x32\x15.coppice.v1.TokenTree\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0c\x12\x11\n\tlog_probs\x18\x08 \x03(\x02\x12\x11\n\tpass_rows\x18\t \x01(\r\x12\x0f\n\x07pass_us\x18\n \x01(\r\x12\x11\n\tlinger_us\x18\x0b \x01(\r\x12\x14\n\x0cstale_drafts\x18\x0c \x01(\r\x12\x15\n\rtop_token_ids\x18\r \x03(\r\x12\x15\n\rtop_log_probs\x18\x0e \x03(\x02\x12\x11\n\tnear_ties\x18\x0f \x01(\r\x12-\n\x0c\x64raft_origin\x18\x10 \x01(\x0e\x32\x17.coppice.v1.DraftOrigin\x12\x11\n\tbubble_us\x18\x11 \x01(\r\"\x8d\x01\n\x10SequenceFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.coppice.v1.FinishReason\x12\x17\n\nstop_match\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\r\n\x0b_stop_match\"=\n\rSequenceError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"R\n\rDraftRejected\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x86\x01\n\x04Load\x12\x12\n\nbatch_size\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0f\n\x07pass_us\x18\x03 \x01(\r\x12\x18\n\x10queued_sequences\x18\x04 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r\x12\x19\n\x11running_sequences\x18\x06 \x01(\r\"\n\n\x08\x44raining\" \n\x1eVerifierServiceDescribeRequest\"\xdf\x04\n\x1fVerifierServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12(\n\texactness\x18\x08 \x01(\x0e\x32\x15.coppice.v1.Exactness\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1b\n\x13shared_block_tokens\x18\n \x01(\r\x12\x34\n\x10\x61\x63\x63\x65ptance_rules\x18\x0b \x03(\x0e\x32\x1a.coppice.v1.AcceptanceRule\x12\x14\n\x0crow_multiple\x18\x0c \x01(\r\x12\x10\n\x08hardware\x18\r \x01(\t\x12\x13\n\x0binstance_id\x18\x0e \x01(\t\x12\x15\n\rredraft_nodes\x18\x0f \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_size\x18\x10 \x01(\r\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x12 \x01(\t\x12\x1b\n\x13serving_fingerprint\x18\x13 \x01(\t\x12\x14\n\x0clookup_nodes\x18\x14 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x15 \x03(\r\x12\x1a\n\x12\x66\x65\x61ture_layer_size\x18\x16 \x01(\r\x12\x14\n\x0cquantization\x18\x17 \x01(\t\"\x15\n\x13GetTokenizerRequest\"\xe7\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12K\n\x0especial_tokens\x18\x04 \x03(\x0b\x32\x33.coppice.v1.GetTokenizerResponse.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x8e\x02\n\x0fVerifierService\x12\x43\n\x06Verify\x12\x19.coppice.v1.VerifyRequest\x1a\x1a.coppice.v1.VerifyResponse(\x01\x30\x01\x12\x63\n\x08\x44\x65scribe\x12*.coppice.v1.VerifierServiceDescribeRequest\x1a+.coppice.v1.VerifierServiceDescribeResponse\x12Q\n\x0cGetTokenizer\x12\x1f.coppice.v1.GetTokenizerRequest\x1a .coppice.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +36,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFYREQUEST']._serialized_start=92
-  _globals['_VERIFYREQUEST']._serialized_end=259
-  _globals['_OPENSEQUENCE']._serialized_start=262
-  _globals['_OPENSEQUENCE']._serialized_end=750
-  _globals['_DRAFT']._serialized_start=753
-  _globals['_DRAFT']._serialized_end=887
-  _globals['_CLOSESEQUENCE']._serialized_start=889
-  _globals['_CLOSESEQUENCE']._serialized_end=904
-  _globals['_VERIFYRESPONSE']._serialized_start=907
-  _globals['_VERIFYRESPONSE']._serialized_end=1216
-  _globals['_OUTCOME']._serialized_start=1219
-  _globals['_OUTCOME']._serialized_end=1619
-  _globals['_SEQUENCEFINISHED']._serialized_start=1622
-  _globals['_SEQUENCEFINISHED']._serialized_end=1763
-  _globals['_SEQUENCEERROR']._serialized_start=1765
-  _globals['_SEQUENCEERROR']._serialized_end=1826
-  _globals['_DRAFTREJECTED']._serialized_start=1828
-  _globals['_DRAFTREJECTED']._serialized_end=1910
-  _globals['_LOAD']._serialized_start=1913
-  _globals['_LOAD']._serialized_end=2047
-  _globals['_DRAINING']._serialized_start=2049
-  _globals['_DRAINING']._serialized_end=2059
-  _globals['_VERIFIERSERVICEDESCRIBEREQUEST']._serialized_start=2061
-  _globals['_VERIFIERSERVICEDESCRIBEREQUEST']._serialized_end=2093
-  _globals['_VERIFIERSERVICEDESCRIBERESPONSE']._serialized_start=2096
-  _globals['_VERIFIERSERVICEDESCRIBERESPONSE']._serialized_end=2703
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=2705
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=2726
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2729
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2960
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=2908
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=2960
-  _globals['_VERIFIERSERVICE']._serialized_start=2963
-  _globals['_VERIFIERSERVICE']._serialized_end=3233
+  _globals['_VERIFYREQUEST']._serialized_start=119
+  _globals['_VERIFYREQUEST']._serialized_end=286
+  _globals['_OPENSEQUENCE']._serialized_start=289
+  _globals['_OPENSEQUENCE']._serialized_end=806
+  _globals['_DRAFT']._serialized_start=809
+  _globals['_DRAFT']._serialized_end=943
+  _globals['_CLOSESEQUENCE']._serialized_start=945
+  _globals['_CLOSESEQUENCE']._serialized_end=960
+  _globals['_VERIFYRESPONSE']._serialized_start=963
+  _globals['_VERIFYRESPONSE']._serialized_end=1327
+  _globals['_OUTCOME']._serialized_start=1330
+  _globals['_OUTCOME']._serialized_end=1730
+  _globals['_SEQUENCEFINISHED']._serialized_start=1733
+  _globals['_SEQUENCEFINISHED']._serialized_end=1874
+  _globals['_SEQUENCEERROR']._serialized_start=1876
+  _globals['_SEQUENCEERROR']._serialized_end=1937
+  _globals['_DRAFTREJECTED']._serialized_start=1939
+  _globals['_DRAFTREJECTED']._serialized_end=2021
+  _globals['_LOAD']._serialized_start=2024
+  _globals['_LOAD']._serialized_end=2158
+  _globals['_DRAINING']._serialized_start=2160
+  _globals['_DRAINING']._serialized_end=2170
+  _globals['_VERIFIERSERVICEDESCRIBEREQUEST']._serialized_start=2172
+  _globals['_VERIFIERSERVICEDESCRIBEREQUEST']._serialized_end=2204
+  _globals['_VERIFIERSERVICEDESCRIBERESPONSE']._serialized_start=2207
+  _globals['_VERIFIERSERVICEDESCRIBERESPONSE']._serialized_end=2814
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2816
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2837
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2840
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=3071
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=3019
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=3071
+  _globals['_VERIFIERSERVICE']._serialized_start=3074
+  _globals['_VERIFIERSERVICE']._serialized_end=3344
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from coppice.v1 import features_pb2 as _features_pb2
 from coppice.v1 import sampling_pb2 as _sampling_pb2
 from coppice.v1 import tree_pb2 as _tree_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,7 +22,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenSequence, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[CloseSequence, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs", "request_id", "traceparent", "synchronous", "max_lookup_nodes")
+    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs", "request_id", "traceparent", "synchronous", "max_lookup_nodes", "max_prompt_features")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +39,7 @@ class OpenSequence(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
     MAX_LOOKUP_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     stopping: _sampling_pb2.StoppingOptions
@@ -54,7 +56,8 @@ class OpenSequence(_message.Message):
     traceparent: str
     synchronous: bool
     max_lookup_nodes: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ..., max_lookup_nodes: _Optional[int] = ...) -> None: ...
+    max_prompt_features: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ..., max_lookup_nodes: _Optional[int] = ..., max_prompt_features: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_length", "tree", "budget", "linger_us", "ahead")
@@ -75,7 +78,7 @@ class CloseSequence(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("sequence_id", "outcome", "finished", "error", "load", "draft_rejected", "draining")
+    __slots__ = ("sequence_id", "outcome", "finished", "error", "load", "draft_rejected", "draining", "prompt_features")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +86,7 @@ class VerifyResponse(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_REJECTED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     outcome: Outcome
     finished: SequenceFinished
@@ -90,7 +94,8 @@ class VerifyResponse(_message.Message):
     load: Load
     draft_rejected: DraftRejected
     draining: Draining
-    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    prompt_features: _features_pb2.PromptFeatures
+    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., prompt_features: _Optional[_Union[_features_pb2.PromptFeatures, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "accepted_nodes", "draft_nodes", "draft_depth", "redraft", "features", "log_probs", "pass_rows", "pass_us", "linger_us", "stale_drafts", "top_token_ids", "top_log_probs", "near_ties", "draft_origin", "bubble_us")

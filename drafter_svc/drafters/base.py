@@ -22,7 +22,8 @@ class DrafterInfo:
 
     `max_length` is the longest prompt in tokens; 0: any. `acceptance_by_rank` is the calibrated probability that a
     child is right, by rank among its siblings; empty if not measured. With `drafts_ahead` it wants to know the tree
-    under verification. Features have `feature_size` numbers, of the states of `feature_layers`. `target_weights` is the
+    under verification. Features have `feature_size` numbers, of the states of `feature_layers`; of a prompt's
+    tokens the last `max_prompt_features` are read. `target_weights` is the
     weights fingerprint of the target that it was made for; empty if unknown.
     """
 
@@ -33,6 +34,7 @@ class DrafterInfo:
     max_length: int
     feature_size: int = 0
     feature_layers: tuple[int, ...] = ()
+    max_prompt_features: int = 0
     target_weights: str = ""
     acceptance_by_rank: tuple[float, ...] = ()
     drafts_ahead: bool = False
@@ -86,6 +88,14 @@ class AheadSequence(DraftSequence, Protocol):
 
     def ahead(self) -> tuple[AheadDraft, ...]:
         """Trees after likely outcomes of the expected tree, likeliest first: once, when all are ready; else empty."""
+
+
+@runtime_checkable
+class PromptReader(DraftSequence, Protocol):
+    """A sequence that reads features of its prompt."""
+
+    def see_prompt(self, first_token: int, features: bytes) -> None:
+        """Add features of the prompt's tokens from number `first_token` on; what is damaged is ignored."""
 
 
 class Drafter(Protocol):

@@ -114,6 +114,7 @@ class DrafterClient:
         self.refusal = ""
         self.needs_features = False
         self.feature_size = 0
+        self.max_prompt_features = 0
         self.samples_trees = False
         self.drafts_ahead = False
         # Block size of its prefix cache in tokens, and prefixes of sequences sent to it.
@@ -175,6 +176,14 @@ class DrafterClient:
             )
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
+    def show_prompt(self, sequence_id: int, first_token: int, features: bytes) -> None:
+        """Send features of the prompt's tokens from `first_token` on, if the drafter reads them."""
+        if self.max_prompt_features and sequence_id in self._lengths:
+            request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
+            request.prompt_features.first_token = first_token
+            request.prompt_features.features = features
+            self.stream.send(request)
+
     def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
         """Send the tree under verification, if it follows what the drafter has."""
         if self._lengths.get(sequence_id) == base_length:
@@ -219,6 +228,7 @@ class DrafterClient:
         self.kind = described.kind
         self.needs_features = described.needs_features
         self.feature_size = described.feature_size if described.needs_features else 0
+        self.max_prompt_features = described.max_prompt_features if described.needs_features else 0
         self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
         self.drafts_ahead = described.drafts_ahead
         self.shared_block_tokens = described.shared_block_tokens

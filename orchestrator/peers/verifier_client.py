@@ -95,6 +95,9 @@ class VerifierHandler(Protocol):
     def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
         """A round is over; `load` is the verifier's latest report."""
 
+    def on_prompt_features(self, first_token: int, features: bytes) -> None:
+        """Receive features of the prompt's tokens from `first_token` on."""
+
     def on_finished(self, finish: Finish) -> None: ...
 
     def on_failed(self, error: CoppiceError) -> None: ...
@@ -269,6 +272,8 @@ class VerifierClient:
         match message.WhichOneof("event"):
             case "outcome":
                 handler.on_outcome(_outcome(message.outcome), self.load)
+            case "prompt_features":
+                handler.on_prompt_features(message.prompt_features.first_token, message.prompt_features.features)
             case "finished":
                 self._forget(message.sequence_id)
                 finished = message.finished
@@ -352,6 +357,7 @@ def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier
     redraft_nodes, lookup_nodes, feature_size = 0, 0, 0
     if info is not None:
         redraft_nodes, lookup_nodes, feature_size = info.redraft_nodes, info.lookup_nodes, info.feature_size
+    wants_features = 0 < opening.feature_size == feature_size
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,
         sampling=wire.sampling_to_proto(opening.sampling),
@@ -361,7 +367,8 @@ def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier
         linger_us=opening.linger_us,
         resumed_tokens=opening.resumed_tokens,
         priority=opening.priority,
-        want_features=0 < opening.feature_size == feature_size,
+        want_features=wants_features,
+        max_prompt_features=opening.max_prompt_features if wants_features else 0,
         cache_salt=opening.cache_salt,
         top_log_probs=opening.top_log_probs,
         request_id=opening.request_id,

@@ -37,6 +37,11 @@ class DrafterSet:
         return next((client.feature_size for client in self._clients if client.needs_features), 0)
 
     @property
+    def max_prompt_features(self) -> int:
+        """Most tokens of a prompt, the last ones, whose features any drafter reads."""
+        return max((client.max_prompt_features for client in self._clients), default=0)
+
+    @property
     def are_several(self) -> bool:
         """Whether the request has more than one drafter."""
         return len(self._clients) > 1
@@ -103,6 +108,11 @@ class DrafterSet:
                 self._withheld_from.setdefault(client, outcome.base_length)
         if plan.max_nodes and self._unjoined:
             self.join(plan)
+
+    def show_prompt(self, first_token: int, features: bytes) -> None:
+        """Pass features of the prompt's tokens from `first_token` on to the drafters that read them."""
+        for client, sequence_id in self._members.items():
+            client.show_prompt(sequence_id, first_token, features)
 
     def replace(self, gone: DrafterClient, other: DrafterClient) -> None:
         """Move the request to another drafter of the same kind."""

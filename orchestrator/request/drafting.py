@@ -122,6 +122,11 @@ class Drafting:
         return self._drafters.feature_size
 
     @property
+    def max_prompt_features(self) -> int:
+        """Most tokens of the prompt, the last ones, whose features any drafter reads."""
+        return self._drafters.max_prompt_features
+
+    @property
     def _serves_one_round(self) -> bool:
         """Whether a tree can only be used in the round it was made for."""
         return self._samples or self.synchronous
@@ -223,6 +228,10 @@ class Drafting:
             self._on_late_tree(source, outcome.base_length, tree)
         self._sync_linger()
         return sent
+
+    def show_prompt(self, first_token: int, features: bytes) -> None:
+        """Pass features of the prompt's tokens from `first_token` on to the drafters."""
+        self._drafters.show_prompt(first_token, features)
 
     def round_passed(self, outcome: Outcome) -> None:
         """Update the cache, after everything on the round's critical path."""

@@ -167,6 +167,8 @@ class Generation:
             cache_salt=self._request.cache_salt,
             top_log_probs=self._request.top_log_probs,
             feature_size=self._drafting.feature_size,
+            # Of a sequence that goes on elsewhere they have come already.
+            max_prompt_features=0 if self._transcript.num_output else self._drafting.max_prompt_features,
             request_id=self._request.request_id,
             traceparent=self._drafting.traceparent,
             synchronous=self._drafting.synchronous,
@@ -226,6 +228,11 @@ class Generation:
             self._trace.round_over(outcome)
         if self._rounds is not None:
             self._rounds.round_over(outcome, sent, self._drafting.offered, plan)
+
+    def on_prompt_features(self, first_token: int, features: bytes) -> None:
+        """Pass features of the prompt on to the drafters, unless the output has ended."""
+        if not self.has_ended:
+            self._drafting.show_prompt(first_token, features)
 
     def _learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
         """Train the planner, last and guarded: nothing waits for it, and its errors must not end the output."""

@@ -38,6 +38,8 @@ class VerifyOpening:
     # Most nodes of in-pass re-drafts; 0 for none.
     max_redraft_nodes: int = 0
     max_lookup_nodes: int = 0
+    # Most tokens of the prompt, the last ones, whose features drafters read.
+    max_prompt_features: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM
 
 from coppice.client import Client, Options
 from coppice.core.errors import IncompatibleError
-from coppice.core.feature_layers import default_feature_layers
+from coppice.core.feature_layers import MOST_PROMPT_FEATURES, default_feature_layers
 from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
-from coppice.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from coppice.v1 import drafter_pb2_grpc, features_pb2, verifier_pb2, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.eagle.drafter import EagleSequence
@@ -36,6 +36,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import sequence
 from verifier_svc.engine.features import committed_features
 from verifier_svc.engine.kv_cache import HalfArray
+from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.verify.acceptance import Acceptance
 
@@ -101,17 +102,23 @@ async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
 
 
 class Watched:
-    """What a drafter's sequences are given, by wrapping `extend`."""
+    """What a drafter's sequences are given, by wrapping `extend` and `see_prompt`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[tuple[int, int]] = []
-        extend = EagleSequence.extend
+        self.of_prompts: list[tuple[int, int]] = []
+        extend, see_prompt = EagleSequence.extend, EagleSequence.see_prompt
 
         def watched(one: EagleSequence, token_ids: Any, features: bytes = b"") -> None:
             self.given.append((len(token_ids), len(features)))
             extend(one, token_ids, features)
 
+        def watched_prompt(one: EagleSequence, first_token: int, features: bytes) -> None:
+            self.of_prompts.append((first_token, len(features)))
+            see_prompt(one, first_token, features)
+
         monkeypatch.setattr(EagleSequence, "extend", watched)
+        monkeypatch.setattr(EagleSequence, "see_prompt", watched_prompt)
 
 
 async def test_tokens_are_those_of_the_target_alone_and_every_token_has_its_feature(
@@ -124,6 +131,8 @@ async def test_tokens_are_those_of_the_target_alone_and_every_token_has_its_feat
     size = 2 * pair.info.feature_size
     assert len(watched.given) > 10
     assert all(num_bytes == num_tokens * size for num_tokens, num_bytes in watched.given)
+    # Of every token of a prompt but the first.
+    assert set(watched.of_prompts) == {(1, (len(PROMPT) - 1) * size)}
 
 
 def nans(states: HalfArray, accepted: Acceptance) -> bytes:
@@ -160,6 +169,52 @@ async def test_garbage_from_a_verifier_changes_no_token_and_stays_with_its_seque
     assert all(output.token_ids == off.token_ids for output in (sound, *bad, after))
     assert sound.speculation.draft_tokens > 0
     assert after.speculation.draft_tokens == sound.speculation.draft_tokens
+
+
+PIECES: dict[str, list[tuple[int, bytes]]] = {
+    "NaN": [(1, b"\xc0\x7f" * 4 * 96)],
+    "noise": [(1, np.random.default_rng(0).bytes(4 * 2 * 96))],
+    "another width": [(1, bytes(2 * 96 - 1)), (2, bytes(3))],
+    "too many": [(1, bytes(3 << 20)), (3, bytes(2 * 96 * 10))],
+    "of no token": [(0, bytes(2 * 96)), (2**32 - 1, bytes(2 * 96)), (99, b"")],
+    "again and again": [(1, bytes(2 * 96 * 4))] * 20,
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+async def test_garbage_for_a_prompt_changes_no_token_and_stays_with_its_sequence(
+    pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert pair.info.feature_size == 96
+    async with client_of(pair, drafter) as client:
+        sound = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
+        off = await client.generate(PROMPT, replace(OPTIONS, speculation="off"))
+        with monkeypatch.context() as patch:
+            patch.setattr(PromptStates, "pieces", lambda *_: iter(PIECES[name]))
+            bad = await asyncio.gather(*(client.generate(PROMPT, replace(OPTIONS, speculation=KIND)) for _ in range(3)))
+        after = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
+    assert all(output.token_ids == off.token_ids for output in (sound, *bad, after))
+    # The drafter stays.
+    assert all(2 * output.speculation.draft_tokens > sound.speculation.draft_tokens for output in (*bad, after))
+
+
+async def test_features_of_a_prompt_for_nobody_are_ignored(pair: Pair, drafter: Drafter) -> None:
+    async with serving_drafter(drafter) as address, rpc.open_channel(address) as channel:
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        described = await stub.Describe(pb.DrafterServiceDescribeRequest())
+        assert described.max_prompt_features == MOST_PROMPT_FEATURES
+        peer = draft_peer.Peer(stub)
+        message = features_pb2.PromptFeatures(first_token=1, features=bytes(2 * pair.info.feature_size))
+        await peer.send(7, prompt_features=message)
+        await peer.open(1)
+        await peer.send(1, prompt_features=message)
+        assert len((await peer.tree(1, len(PROMPT))).token_ids) == 0
+        await peer.commit(1, len(PROMPT), 7, features=bytes(2 * pair.info.feature_size))
+        assert len((await peer.tree(1, len(PROMPT) + 1)).token_ids) > 0
+        # No tree of its own.
+        await peer.send(1, prompt_features=message)
+        assert await peer.finish() == []
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 3, 127])
@@ -199,9 +254,12 @@ async def test_a_token_s_feature_is_two_bytes_for_each_of_its_numbers_on_the_wir
         assert described.feature_size == 3 * described.hidden_size == pair.info.feature_size
         assert tuple(described.feature_layers) == default_feature_layers(LAYERS)
         for wants in (False, True):
-            await peer.open(sequence_id=1 + wants, want_features=wants)
-            features, tokens, sizes[wants] = b"", list[int](), 0
-            while (response := await peer.next()).WhichOneof("event") == "outcome":
+            await peer.open(sequence_id=1 + wants, want_features=wants, max_prompt_features=512)
+            features, tokens, sizes[wants], of_prompt = b"", list[int](), 0, list[verifier_pb2.VerifyResponse]()
+            while (response := await peer.next()).WhichOneof("event") != "finished":
+                if response.WhichOneof("event") == "prompt_features":
+                    of_prompt.append(response)
+                    continue
                 # What takes other bytes from run to run.
                 response.outcome.pass_us = response.outcome.bubble_us = response.outcome.linger_us = 0
                 response.sequence_id = 1
@@ -218,6 +276,10 @@ async def test_a_token_s_feature_is_two_bytes_for_each_of_its_numbers_on_the_wir
         states = torch.cat([output.hidden_states[layer][0] for layer in default_feature_layers(LAYERS)], -1)
     found = torch.frombuffer(bytearray(features), dtype=torch.bfloat16).view(len(tokens), -1).float()
     assert torch.allclose(found, states[len(verify_peer.PROMPT) - 1 : -1], atol=0.02, rtol=0.01)
+    [message] = of_prompt
+    assert message.prompt_features.first_token == 1
+    found = torch.frombuffer(bytearray(message.prompt_features.features), dtype=torch.bfloat16).float()
+    assert torch.allclose(found.view(4, -1), states[:4], atol=0.02, rtol=0.01)
 
 
 async def test_a_verifier_that_gives_none_says_so_and_others_of_its_sequences_go_on(pair: Pair) -> None:

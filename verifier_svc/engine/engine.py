@@ -19,7 +19,7 @@ from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.model.target_model import TargetInfo, TargetModel
-from verifier_svc.stream.events import LoadEvent, OutcomeEvent
+from verifier_svc.stream.events import LoadEvent, OutcomeEvent, PromptEvent
 from verifier_svc.stream.outbox import Outbox, Sink
 from verifier_svc.verify.token_choice import warm_up
 
@@ -196,6 +196,7 @@ class Engine:
             key, lambda: sequence.finish_round(part, ended_s, waited_s, len(finished.batch))
         )
         if outcome is None:
+            self._show_prompt(share)
             return None
         event = OutcomeEvent(
             key.sequence_id,
@@ -209,9 +210,17 @@ class Engine:
         self._outbox.put(key.stream, event)
         if outcome.finish is not None:
             self._sequences.finish(key, outcome.finish.reason.value)
-        elif sequence.residence.is_outgrown:
+            return outcome
+        # After the first token, which does not wait for it.
+        self._show_prompt(share)
+        if sequence.residence.is_outgrown:
             self.scheduler.restart(key)
         return outcome
+
+    def _show_prompt(self, share: RowAllotment) -> None:
+        """Send the states of the part of a prompt that the pass has read, if they are wanted."""
+        if (states := share.sequence.take_prompt_states()) is not None:
+            self._outbox.put(share.key.stream, PromptEvent(share.key.sequence_id, states))
 
     def _take_commands(self) -> None:
         """Execute pending commands; wait for more while no pass may start."""

@@ -1,7 +1,7 @@
-"""Features: the target's hidden states of the row that each committed token was drawn from, as in EAGLE-3.
+"""Features: the target's hidden states of the row before each token, from which it was drawn, as in EAGLE-3.
 
-Those of a low, a middle and a high layer, side by side. Known in the pass that commits the tokens. In bfloat16, for
-drafters that request them; they are hints.
+Those of a low, a middle and a high layer, side by side. Known in the pass that commits the tokens, or that reads them
+as part of a prompt. In bfloat16, for drafters that request them; they are hints.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ masks as descendants; their keys and values are overwritten by the next pass, si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +38,8 @@ class SequenceRows:
 
     `wants_logits` is false for part of a prompt with more to come. Without a `draw_rule` no node is pruned early.
     `wants_states`: the hidden states before the output layer are needed too. With a `chooser` the pass draws the tokens
-    of the root's and the tree's rows; `keeps_logits`: the rows' logits are needed nevertheless.
+    of the root's and the tree's rows; `keeps_logits`: the rows' logits are needed nevertheless. `shown` are the pending
+    rows before the last whose states are needed as well.
     """
 
     cache: SequenceCache
@@ -50,6 +51,7 @@ class SequenceRows:
     wants_states: bool = False
     chooser: TokenChooser | None = None
     keeps_logits: bool = True
+    shown: range = range(0)
 
     def __len__(self) -> int:
         return len(self.pending) + len(self.tree) + self.num_masks
@@ -101,7 +103,8 @@ class PassPlan:
     `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row. Logits are
     computed for `logit_rows` [K]; those of sequence i are in `logit_ranges[i]`. `mask_places` [N] are positions of
     masks in their groups, from 0, and -1 for other rows; None without masks. `draw_rules` has one entry per segment.
-    `wants_states`: hidden states of the logit rows are needed.
+    `wants_states`: hidden states of the logit rows are needed, and then those of `shown_rows` [M]; those of sequence i
+    are in `shown_ranges[i]`.
     """
 
     token_ids: IntArray
@@ -114,6 +117,8 @@ class PassPlan:
     mask_places: IntArray | None = None
     draw_rules: tuple[DrawRule | None, ...] = ()
     wants_states: bool = False
+    shown_rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    shown_ranges: tuple[tuple[int, int], ...] = ()
 
     @property
     def position_ids(self) -> IntArray:
@@ -170,6 +175,8 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
     logit_rows: list[int] = []
     logit_ranges: list[tuple[int, int]] = []
     bounds: list[tuple[int, int]] = []
+    shown_rows: list[int] = []
+    shown_ranges: list[tuple[int, int]] = []
     for rows in work:
         rows.cache.reserve(len(rows))
         context, num_pending = rows.cache.length, len(rows.pending)
@@ -187,6 +194,9 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         if rows.wants_logits:
             logit_rows += range(start + num_pending - 1, stop)
         logit_ranges.append((first, len(logit_rows)))
+        first = len(shown_rows)
+        shown_rows += [start + row for row in rows.shown]
+        shown_ranges.append((first, len(shown_rows)))
     num_rows = len(token_ids)
     padding = [0] * (padded_size(num_rows, row_multiple) - num_rows)
     # Padded logit rows repeat a real one: the output layer needs the row multiple too.
@@ -217,7 +227,9 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         num_rows=num_rows,
         mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
         draw_rules=tuple([rows.draw_rule for rows in work]),
-        wants_states=any(rows.wants_states and rows.wants_logits for rows in work),
+        wants_states=bool(shown_rows) or any(rows.wants_states and rows.wants_logits for rows in work),
+        shown_rows=np.array(shown_rows, np.int64),
+        shown_ranges=tuple(shown_ranges),
     )
 
 

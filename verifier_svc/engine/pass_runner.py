@@ -25,13 +25,15 @@ class PassPart:
     """One sequence's part of a pass: logits [rows, vocab] of the root, the tree and the masks; empty if not needed.
 
     `draws` [1 + nodes, 2] are those of root and tree, if the pass draws tokens; `states` [rows, hidden] exist if
-    wanted. With `survivors` only these nodes and masks have rows, the others were pruned.
+    wanted, and so do those of the shown rows, `shown` [rows, hidden], unless the pass was pruned or captured. With
+    `survivors` only these nodes and masks have rows, the others were pruned.
     """
 
     logits: Logits
     draws: Draws | None = None
     survivors: tuple[int, ...] | None = None
     states: HalfArray | None = None
+    shown: HalfArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ class PassRunner:
                 PassPart(
                     np.concatenate(parts) if parts else np.empty((0, self._vocab_size), np.float32),
                     next(drawn) if _is_drawn(rows) else None,
-                    states=None if states is None else states[start:stop],
+                    None,
+                    *_states_of(states, plan, index),
                 )
-                for (start, stop), rows, parts in zip(plan.logit_ranges, work, kept, strict=True)
+                for index, (rows, parts) in enumerate(zip(work, kept, strict=True))
             )
         )
 
@@ -148,13 +151,24 @@ class PassRunner:
                 logits[start:stop],
                 next(drawn) if _is_drawn(rows) else None,
                 some,
-                None if states is None else states[start:stop],
+                *_states_of(states, plan, index),
             )
-            for (start, stop), rows, some in zip(plan.logit_ranges, work, survivors or [None] * len(work), strict=True)
+            for index, ((start, stop), rows, some) in enumerate(
+                zip(plan.logit_ranges, work, survivors or [None] * len(work), strict=True)
+            )
         )
 
     def _states(self, plan: PassPlan) -> HalfArray | None:
         return self._target.take_states() if plan.wants_states else None
+
+
+def _states_of(states: HalfArray | None, plan: PassPlan, index: int) -> tuple[HalfArray | None, HalfArray | None]:
+    """States of the logit rows of sequence `index` of a pass, and of its shown rows."""
+    if states is None:
+        return None, None
+    (start, stop), (first, last) = plan.logit_ranges[index], plan.shown_ranges[index]
+    shown = states[len(plan.logit_rows) :][first:last]
+    return states[start:stop], shown if len(shown) else None
 
 
 def _is_drawn(rows: SequenceRows) -> bool:

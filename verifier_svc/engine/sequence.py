@@ -11,11 +11,12 @@ from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.engine.features import committed_features
-from verifier_svc.engine.kv_cache import KVCache
+from verifier_svc.engine.kv_cache import HalfArray, KVCache
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import ExactMailbox, Mailbox
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.engine.pass_runner import PassPart
+from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
@@ -72,6 +73,8 @@ class SequenceSpec:
     request_id: str = ""
     # Whether outcomes carry features of committed tokens.
     wants_features: bool = False
+    # Most tokens of the prompt, the last ones, whose features are sent too.
+    max_prompt_features: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,10 @@ class Sequence:
         self.traverses = spec.traverses
         self._synchronous = spec.synchronous
         self._wants_features = spec.wants_features
+        # First row of the prompt whose states are still wanted, and their end: the last row's go with an outcome.
+        self._end_shown = len(spec.prompt) - 1
+        self._next_shown = max(0, self._end_shown - spec.max_prompt_features)
+        self._prompt_states: PromptStates | None = None
         self._priority = spec.priority
         self._counts = counts or DraftCounts()
         drafts_itself = not (spec.traverses or spec.synchronous)
@@ -277,8 +284,10 @@ class Sequence:
         """
         cache = self.residence.cache
         pending = self.tokens[cache.length : cache.length + num_pending]
+        first, last = max(cache.length, self._next_shown), min(cache.length + num_pending, self._end_shown)
+        shown = range(first - cache.length, last - cache.length)
         if cache.length + num_pending < len(self.tokens):
-            self._round = _Round(SequenceRows(cache, pending, wants_logits=False))
+            self._round = _Round(SequenceRows(cache, pending, wants_logits=False, shown=shown))
             return self._round.rows
         # Leaves room for the bonus token after the deepest accepted node.
         whole = self.mailbox.tree or EMPTY_TREE
@@ -302,6 +311,7 @@ class Sequence:
                 wants_states=self._wants_features,
                 chooser=self.verifier.pass_chooser(tree),
                 keeps_logits=self.verifier.keeps_logits(tree) or bool(masks),
+                shown=shown,
             ),
             origin=self.mailbox.origin if len(tree) else None,
             # A draft without room did arrive, and one cut off says nothing about acceptance. In a synchronous sequence
@@ -324,6 +334,7 @@ class Sequence:
         if planned is None:
             raise RuntimeError("a round ended that had not begun")
         whole = planned.rows
+        self._keep_shown(whole, part.shown)
         survivors, states = part.survivors, part.states
         rows = whole if survivors is None else surviving_part(whole, survivors)
         if not rows.wants_logits:
@@ -360,6 +371,19 @@ class Sequence:
             pruned_nodes=len(whole.tree) - len(rows.tree),
             features=committed_features(states, accepted) if self._wants_features and states is not None else b"",
         )
+
+    def take_prompt_states(self) -> PromptStates | None:
+        """States of the prompt that the last pass computed, if wanted; once."""
+        states, self._prompt_states = self._prompt_states, None
+        return states
+
+    def _keep_shown(self, rows: SequenceRows, states: HalfArray | None) -> None:
+        """Keep the states of shown rows; those that a pass does not give are not asked for again."""
+        if rows.shown:
+            # Row i is the one before token i + 1.
+            first = rows.cache.length + rows.shown.start + 1
+            self._next_shown = first + len(rows.shown) - 1
+            self._prompt_states = None if states is None else PromptStates(first, states)
 
     def _keep_rows(self, rows: SequenceRows, nodes: tuple[int, ...]) -> None:
         """Keep and publish the keys and values of pending tokens and accepted `nodes`."""

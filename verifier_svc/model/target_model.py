@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -216,8 +217,8 @@ class TargetModel:
                     rows = replace(kept, logit_rows=plan.logit_rows[start : start + size])
                     (logits,) = self._run_eagerly(rows)
                     yield logits.float().cpu()
-            logit_rows = self._on_device(plan.logit_rows)
-            self._states = None if states is None else states.of(lambda _: logit_rows)
+            state_rows = self._on_device(np.concatenate([plan.logit_rows, plan.shown_rows]))
+            self._states = None if states is None else states.of(lambda _: state_rows)
         finally:
             self._attention.end()
             if self._masks is not None:
@@ -249,7 +250,10 @@ class TargetModel:
         return self._taken(outputs), forward
 
     def take_states(self) -> HalfArray | None:
-        """States [K, feature size] of the last pass's logit rows, in bfloat16, if its plan wanted them."""
+        """States [K + M, feature size] of the last pass's logit rows and then of its shown rows, in bfloat16.
+
+        None if its plan did not want them. Passes that were pruned or captured have none of shown rows: M is 0.
+        """
         states, self._states = self._states, None
         return None if states is None else states.bfloat16().cpu().view(torch.int16).numpy()
 
@@ -370,16 +374,26 @@ class TargetModel:
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.position_ids)[None]
         mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
         logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
-        forward = self._logits_and_states if plan.wants_states else self._logits
-        return forward(token_ids, positions, logit_rows, mask_places)
+        if not plan.wants_states:
+            return self._logits(token_ids, positions, logit_rows, mask_places)
+        shown_rows = self._on_device(plan.shown_rows) if len(plan.shown_rows) and not is_pruned else None
+        return self._logits_and_states(token_ids, positions, logit_rows, mask_places, shown_rows)
 
     def _logits_and_states(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor | None,
+        mask_places: Tensor | None,
+        shown_rows: Tensor | None = None,
     ) -> Outputs:
-        """`_logits`, and the states [K, feature size] of their rows."""
+        """`_logits`, and the states [K + M, feature size] of their rows and of `shown_rows` [M]."""
         with self.layer_states as states:
             outputs = self._logits(token_ids, positions, logit_rows, mask_places)
-        return *outputs, states.of(self._pruned_rows if logit_rows is None else lambda _: logit_rows)
+        if logit_rows is None:
+            return *outputs, states.of(self._pruned_rows)
+        rows = logit_rows if shown_rows is None else torch.cat([logit_rows, shown_rows])
+        return *outputs, states.of(lambda _: rows)
 
     def _pruned_rows(self, num_rows: int) -> Tensor:
         assert self._pruned is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 from coppice.core.errors import CoppiceError, InvalidRequestError
+from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.verify.output_end import SequenceFinish
 
@@ -22,6 +23,14 @@ class OutcomeEvent:
     cached_tokens: int
     # Idle time since the previous pass, if sequences were running throughout.
     bubble_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Features of part of a sequence's prompt."""
+
+    sequence_id: int
+    states: PromptStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class DrainEvent:
     """The verifier is stopping."""
 
 
-Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection | DrainEvent
+Event: TypeAlias = OutcomeEvent | PromptEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection | DrainEvent
 
 
 def is_last(event: Event) -> TypeGuard[OutcomeEvent | CompleteEvent | ErrorEvent]:

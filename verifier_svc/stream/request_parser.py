@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
+from coppice.core.feature_layers import MOST_PROMPT_FEATURES
 from coppice.core.log_probs import check_top_log_probs
 from coppice.core.sampling import check_token_ids
 from coppice.core.tree import TokenTree
@@ -98,6 +99,7 @@ class RequestParser:
             max_lookup_nodes=message.max_lookup_nodes,
             request_id=message.request_id,
             wants_features=message.want_features,
+            max_prompt_features=min(message.max_prompt_features, MOST_PROMPT_FEATURES) if message.want_features else 0,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:

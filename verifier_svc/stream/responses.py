@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coppice.core.errors import InvalidRequestError
 from coppice.net.rpc import error_status
-from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2
+from coppice.v1 import features_pb2, sampling_pb2, tree_pb2, verifier_pb2
 from coppice.wire.convert import add_log_probs, put_tree
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.stream.events import (
@@ -17,9 +17,12 @@ from verifier_svc.stream.events import (
     Event,
     LoadEvent,
     OutcomeEvent,
+    PromptEvent,
 )
 from verifier_svc.verify.output_end import FinishReason, SequenceFinish
 
+# Of the features in one message.
+_MOST_PROMPT_BYTES = 1 << 20
 _FINISH_REASONS = {
     FinishReason.EOS: sampling_pb2.FINISH_REASON_EOS,
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
@@ -44,6 +47,10 @@ def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
         if finish is not None:
             finished = _finished(finish, event.queue_s, event.cached_tokens)
             yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)
+    elif isinstance(event, PromptEvent):
+        for first_token, features in event.states.pieces(_MOST_PROMPT_BYTES):
+            message = features_pb2.PromptFeatures(first_token=first_token, features=features)
+            yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, prompt_features=message)
     elif isinstance(event, CompleteEvent):
         finished = _finished(event.finish, event.queue_s)
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)

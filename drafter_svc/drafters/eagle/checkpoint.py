@@ -38,12 +38,13 @@ class EagleCalibration:
     """Measurements of a checkpoint.
 
     `sigmas` are the scales of log-probability errors by temperature and depth, in nats; `target` is the weights
-    fingerprint of the target that it was made for, empty if unknown.
+    fingerprint of the target that it was made for, empty if unknown. `reads_prompt`: trained with rows of prompts.
     """
 
     sigmas: ErrorScales = ((0.0, (1.0,)),)
     acceptance_by_rank: tuple[float, ...] = ()
     target: str = ""
+    reads_prompt: bool = True
 
     def __post_init__(self) -> None:
         check_error_scales(self.sigmas)
@@ -122,11 +123,15 @@ def load_eagle_calibration(reference: str) -> EagleCalibration:
     content = read_object(path)
     if (kind := content.get("kind")) != KIND:
         raise IncompatibleError(f"{path} is that of a drafter of the kind {kind!r}, not {KIND!r}")
+    reads_prompt = content.get("reads_prompt", True)
     try:
+        if not isinstance(reads_prompt, bool):
+            raise ValueError(f"reads_prompt is {reads_prompt!r}, and must be true or false")
         return EagleCalibration(
             read_error_scales(content.get("sigmas", {"0": [1.0]})),
             tuple(map(float, content.get("acceptance_by_rank", ()))),
             str(content.get("target", "")),
+            reads_prompt,
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{path}: {error}") from error

@@ -1,8 +1,8 @@
 """EAGLE-3 (2503.01840): trees of a decoder layer on the target's hidden states, coupled to the request's noise.
 
-Row i has committed token i + 1 and the target's states of the row that it was drawn from; its output is the
-distribution of token i + 2. Only generated tokens have rows, since prompts have no states. Drafted tokens' rows have
-the drafter's own states, and are not kept: accepted ones are read again with the target's.
+Row i has committed token i + 1 and the target's states of the row before it; its output is the distribution of token
+i + 2. Rows of the prompt, as far as their states come, are only attended to. Drafted tokens' rows have the drafter's
+own states, and are not kept: accepted ones are read again with the target's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from coppice.core.feature_layers import MOST_PROMPT_FEATURES
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.kernels.cpu.half_tables import floats
@@ -77,6 +78,7 @@ def load(config: DrafterConfig) -> Eagle:
         max_length=0,
         feature_size=weights.feature_size,
         feature_layers=weights.feature_layers,
+        max_prompt_features=MOST_PROMPT_FEATURES if weights.calibration.reads_prompt else 0,
         target_weights=weights.calibration.target,
         acceptance_by_rank=weights.calibration.acceptance_by_rank,
     )
@@ -105,7 +107,7 @@ class Eagle:
         choice: ChildChoice = COUPLED,
     ) -> None:
         self.info = info
-        # Prompts are not read.
+        # Rows of prompts are not shared.
         self.prefixes = PrefixBlocks(0)
         self._forward = forward
         self._calibration = calibration
@@ -127,16 +129,21 @@ class Eagle:
             SamplingParams(temperature=1.0),
             SamplingParams(temperature=1.0, repetition_penalty=1.1),
         ):
-            sequence = self.open([0], sampling)
+            sequence = self.open([0] * (1 + _WARM_UP_ROUNDS), sampling)
             for count in range(1, _WARM_UP_ROUNDS + 1):
-                features = rng.standard_normal((count, self.info.feature_size)).astype(np.float32)
-                sequence.extend([0] * count, (features.view(np.uint32) >> 16).astype("<u2").tobytes())
+                numbers = rng.standard_normal((count, self.info.feature_size)).astype(np.float32)
+                features = (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
+                sequence.see_prompt(count, features[: len(features) // count])
+                sequence.extend([0] * count, features)
                 sequence.draft(self._limits.max_nodes)
                 sequence.prepare()
 
 
 class EagleSequence:
-    """One sequence: rows of its generated tokens, and the tokens whose rows are not read yet."""
+    """One sequence: rows of its tokens, and those of them that are not read yet.
+
+    The row before token i has the position i - 1, counted from the first row that may have features.
+    """
 
     def __init__(
         self,
@@ -154,9 +161,11 @@ class EagleSequence:
         self._sigmas = sigmas
         self._limits = limits
         self._choice = choice
+        self._prompt = prompt
         self._length = len(prompt)
-        # Generated tokens, with or without a row: the next one's position.
-        self._num_generated = 0
+        self._first_row = max(0, len(prompt) - 1 - MOST_PROMPT_FEATURES)
+        # Number of the first token of the prompt whose features may still come.
+        self._next_of_prompt = 1 + self._first_row
         latest = list(dict.fromkeys(reversed(prompt)))[:MOST_PROMPT_IDS]
         self._vocabulary = forward.vocabulary(latest)
         self._coupling = Coupling(sampling, info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
@@ -164,6 +173,7 @@ class EagleSequence:
         self._adds_noise = choice.is_coupled and sampling.temperature > 0
         self._cache = forward.new_cache()
         self._unread = _no_rows(info.feature_size)
+        self._unread_prompt = _no_rows(info.feature_size)
         # Whether the last committed token has a row, read or not.
         self._has_root = False
 
@@ -183,22 +193,40 @@ class EagleSequence:
         Features that are not a whole number of them, or more than the tokens, count as none.
         """
         self._coupling.commit(token_ids)
-        first = self._num_generated
-        self._num_generated += len(token_ids)
+        rows = _rows_of(token_ids, self._length - 1 - self._first_row, features, self._info.feature_size)
         self._length += len(token_ids)
-        rows = _rows_of(token_ids, first, features, self._info.feature_size)
         if token_ids:
-            self._has_root = len(rows.positions) > 0 and int(rows.positions[-1]) == self._num_generated - 1
+            self._has_root = len(rows.positions) > 0 and int(rows.positions[-1]) == self._root_position
         self._unread = self._unread.joined(rows).part(-WINDOW)
+
+    def see_prompt(self, first_token: int, features: bytes) -> None:
+        """Add rows of the prompt, which have to come in order; others are ignored."""
+        count = len(features) // (BYTES_PER_NUMBER * self._info.feature_size)
+        token_ids = self._prompt[first_token : first_token + count]
+        if first_token < self._next_of_prompt or not token_ids:
+            return
+        rows = _rows_of(token_ids, first_token - 1 - self._first_row, features, self._info.feature_size)
+        self._next_of_prompt = first_token + len(token_ids)
+        self._unread_prompt = self._unread_prompt.joined(rows)
+
+    @property
+    def _root_position(self) -> int:
+        """Position of the last committed token's row."""
+        return self._length - 2 - self._first_row
 
     def read(self, max_pieces: int) -> int:
         """Read at most `max_pieces` pieces; returns those left before a draft is a short job."""
         for _ in range(max_pieces):
-            if len(self._unread.token_ids) <= MOST_UNREAD:
+            if len(self._unread_prompt.token_ids):
+                self._forward.see(self._cache, self._unread_prompt.part(0, MOST_UNREAD))
+                self._unread_prompt = self._unread_prompt.part(MOST_UNREAD)
+            elif len(self._unread.token_ids) > MOST_UNREAD:
+                self._forward.read(self._cache, self._unread.part(0, MOST_UNREAD))
+                self._unread = self._unread.part(MOST_UNREAD)
+            else:
                 return 0
-            self._forward.read(self._cache, self._unread.part(0, MOST_UNREAD))
-            self._unread = self._unread.part(MOST_UNREAD)
-        return max(0, len(self._unread.token_ids) - 1) // MOST_UNREAD
+        of_prompt = -(-len(self._unread_prompt.token_ids) // MOST_UNREAD)
+        return of_prompt + max(0, len(self._unread.token_ids) - 1) // MOST_UNREAD
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """Best tree of at most `max_nodes` nodes after the committed tokens; empty if the last has no row."""
@@ -209,8 +237,7 @@ class EagleSequence:
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
         if self._coupling.is_noise_alone:
             noise = self._noise_rows(self._length, limits.max_steps + 1)
-            root_position, children = self._num_generated - 1, self._choice.max_children
-            search = EagleSearch(root_position, noise, self._sigmas, limits, children)
+            search = EagleSearch(self._root_position, noise, self._sigmas, limits, self._choice.max_children)
             tree = self._forward.search(self._cache, self._vocabulary, self._unread, search, self._info.kind)
             if tree is not None:
                 self._unread = _no_rows(self._info.feature_size)
@@ -253,7 +280,7 @@ class EagleSequence:
             rows = EagleRows(
                 np.asarray(frontier.token_ids, np.int64),
                 np.stack([states[1 + parent] for parent in frontier.parent_rows]),
-                self._num_generated - 1 + depths,
+                self._root_position + depths,
                 mask,
             )
             found = self._forward.run(cache, cache.length + first, rows)

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-# Committed rows that are seen: older ones are dropped, a step of them at a time.
-WINDOW = 512
+# Committed rows that are seen, the prompt's among them: older ones are dropped, a step of them at a time.
+WINDOW = 1024
 _STEP = 64
 # Committed rows of one pass.
 MOST_UNREAD = 64
@@ -99,10 +99,14 @@ class EagleSearch(NamedTuple):
 
 @dataclass(slots=True)
 class EagleCache:
-    """Keys and values [2, K, capacity, D] with `length` committed rows, and the last one's `state` [h], if any."""
+    """Keys and values [2, K, capacity, D] with `length` committed rows, and the last one's `state` [h], if any.
+
+    The first `num_prompt` rows are the prompt's.
+    """
 
     kv: Tensor
     length: int = 0
+    num_prompt: int = 0
     state: FloatArray | None = None
 
 
@@ -121,6 +125,10 @@ class EagleForward(Protocol):
 
     def read(self, cache: EagleCache, rows: CommittedRows) -> None:
         """Append at most MOST_UNREAD rows, each after the ones before it."""
+        ...
+
+    def see(self, cache: EagleCache, rows: CommittedRows) -> None:
+        """Insert keys and values of at most MOST_UNREAD rows of the prompt after those that are there."""
         ...
 
     def run(self, cache: EagleCache, first: int, rows: EagleRows) -> FloatArray:
@@ -146,6 +154,17 @@ def make_room(cache: EagleCache, num_rows: int) -> None:
     kept = cache.length - dropped
     cache.kv[:, :, :kept] = cache.kv[:, :, dropped : cache.length].clone()
     cache.length = kept
+    cache.num_prompt = max(0, cache.num_prompt - dropped)
+
+
+def open_place(cache: EagleCache, num_rows: int) -> int:
+    """Place of `num_rows` more rows of the prompt, which count as there; those of generated tokens move."""
+    make_room(cache, num_rows)
+    first, last = cache.num_prompt, cache.length
+    cache.kv[:, :, first + num_rows : last + num_rows] = cache.kv[:, :, first:last].clone()
+    cache.num_prompt += num_rows
+    cache.length += num_rows
+    return first
 
 
 @dataclass(slots=True)
@@ -211,21 +230,22 @@ class TorchEagle:
         cache.state = states[-1]
 
     @torch.inference_mode()
+    def see(self, cache: EagleCache, rows: CommittedRows) -> None:
+        """See `EagleForward`."""
+        if not len(rows.token_ids):
+            return
+        first = open_place(cache, len(rows.token_ids))
+        inputs = torch.from_numpy(self._fused(rows)).to(self._device)
+        self._keep(cache, first, rows.token_ids, self._norm(inputs, "state_norm"), rows.positions)
+
+    @torch.inference_mode()
     def run(self, cache: EagleCache, first: int, rows: EagleRows) -> FloatArray:
         """See `EagleForward`."""
         count, last = len(rows.token_ids), first + len(rows.token_ids)
         inputs = torch.from_numpy(rows.inputs).to(self._device)
-        tokens = self._norm(F.embedding(self._on_device(rows.token_ids), self._embedding).float(), "token_norm")
         normed = self._norm(inputs, "state_norm")
         hidden = normed if self.weights.norm_before_residual else inputs
-        qkv = F.linear(torch.cat([tokens, normed], -1), self._of["qkv"]).view(count, -1, self._size)
-        turned, value = qkv.split([self._heads + self._kv_heads, self._kv_heads], 1)
-        self._rotary.reach(int(rows.positions.max()))
-        at = torch.from_numpy(rows.positions)
-        cos, signed_sin = (table[at][:, None].to(self._device) for table in (self._rotary.cos, self._rotary.signed_sin))
-        turned = turned * cos + turned.roll(self._size // 2, -1) * signed_sin
-        query, key = turned.split([self._heads, self._kv_heads], 1)
-        cache.kv[0, :, first:last], cache.kv[1, :, first:last] = key.transpose(0, 1), value.transpose(0, 1)
+        query = self._keep(cache, first, rows.token_ids, normed, rows.positions)
         keys, values = (part[:, :last].repeat_interleave(self._heads // self._kv_heads, 0) for part in cache.kv)
         mask = torch.from_numpy(rows.mask).to(self._device)
         weights = (query.transpose(0, 1) @ keys.transpose(1, 2) / self._size**0.5 + mask).softmax(-1)
@@ -247,6 +267,21 @@ class TorchEagle:
         self, cache: EagleCache, vocabulary: DraftVocabulary, unread: CommittedRows, search: EagleSearch, source: str
     ) -> TokenTree | None:
         """None: searches are made step by step."""
+
+    def _keep(self, cache: EagleCache, first: int, token_ids: IntArray, normed: Tensor, positions: IntArray) -> Tensor:
+        """Write keys and values of rows from `first` on; returns their queries [R, H, D]."""
+        count, last = len(token_ids), first + len(token_ids)
+        tokens = self._norm(F.embedding(self._on_device(token_ids), self._embedding).float(), "token_norm")
+        qkv = F.linear(torch.cat([tokens, normed], -1), self._of["qkv"]).view(count, -1, self._size)
+        turned, value = qkv.split([self._heads + self._kv_heads, self._kv_heads], 1)
+        self._rotary.reach(int(positions.max()))
+        at = torch.from_numpy(positions)
+        cos, signed_sin = (table[at][:, None].to(self._device) for table in (self._rotary.cos, self._rotary.signed_sin))
+        turned = turned * cos + turned.roll(self._size // 2, -1) * signed_sin
+        query: Tensor
+        query, key = turned.split([self._heads, self._kv_heads], 1)
+        cache.kv[0, :, first:last], cache.kv[1, :, first:last] = key.transpose(0, 1), value.transpose(0, 1)
+        return query
 
     def _fused(self, rows: CommittedRows) -> FloatArray:
         features = torch.from_numpy(rows.features).to(self._device)
@@ -328,6 +363,14 @@ class CompiledEagle:
         states = eagle_pass.read_eagle(self._matrices, self._sizes, cache.kv.numpy(), cache.length, *rows, *tables)
         cache.length += len(rows.token_ids)
         cache.state = states[-1]
+
+    def see(self, cache: EagleCache, rows: CommittedRows) -> None:
+        """See `EagleForward`."""
+        if not len(rows.token_ids):
+            return
+        first = open_place(cache, len(rows.token_ids))
+        tables = self._tables(int(rows.positions.max()))
+        eagle_pass.see_eagle(self._matrices, self._sizes, cache.kv.numpy(), first, *rows, *tables)
 
     def run(self, cache: EagleCache, first: int, rows: EagleRows) -> FloatArray:
         """See `EagleForward`."""
@@ -411,13 +454,14 @@ def choose_eagle_forward(weights: EagleWeights, device: torch.device) -> EagleFo
 
 
 def probe_eagle(forward: EagleForward) -> FloatArray:
-    """Logits [rows, N] after some committed rows, and of two drafted ones after the last of them."""
+    """Logits [rows, N] after some committed rows, a prompt's among them, and of two drafted ones after the last."""
     weights, rng = forward.weights, np.random.default_rng(0)
     cache = forward.new_cache()
-    for first in (0, 6):
+    for first in (6, 0, 12):
         tokens = rng.integers(0, weights.vocab_size, 6)
         features = rng.standard_normal((6, weights.feature_size)).astype(np.float32)
-        forward.read(cache, CommittedRows(tokens, features, np.arange(first, first + 6)))
+        take = forward.read if first else forward.see
+        take(cache, CommittedRows(tokens, features, np.arange(first, first + 6)))
     assert cache.state is not None
     vocabulary = forward.vocabulary(range(min(3, weights.vocab_size)))
     root = forward.score(vocabulary, cache.state[None])

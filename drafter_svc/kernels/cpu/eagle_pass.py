@@ -20,7 +20,7 @@ from coppice.kernels.cpu.half_tables import HalfArray
 from coppice.kernels.cpu.norms import rms_norm
 from coppice.kernels.cpu.top_scores import top_scores
 from drafter_svc.kernels.cpu.int8_weights import Weights
-from drafter_svc.kernels.cpu.llama_pass import LayerMatrices, multiply, run_layer
+from drafter_svc.kernels.cpu.llama_pass import LayerMatrices, keep_rows, multiply, run_layer
 from drafter_svc.kernels.cpu.tree_search import (
     NO_NODE,
     SearchLimits,
@@ -81,6 +81,41 @@ def fuse(matrices: EagleMatrices, features: FloatArray, eps: float) -> FloatArra
 
 
 @compiled
+def attention_inputs(matrices: EagleMatrices, token_ids: IntArray, inputs: FloatArray, eps: float) -> FloatArray:
+    """Normed embeddings and inputs of rows, side by side [R, 2h]."""
+    rows, width = inputs.shape
+    bits = np.empty((rows, width), np.uint32)
+    for row in range(rows):
+        embedding = matrices.embedding[token_ids[row]]
+        for column in range(width):
+            bits[row, column] = np.uint32(embedding[column]) << np.uint32(16)
+    normed = np.empty((rows, width), np.float32)
+    both = np.empty((rows, 2 * width), np.float32)
+    rms_norm(bits.view(np.float32), matrices.token_norm, eps, normed)
+    both[:, :width] = normed
+    rms_norm(inputs, matrices.state_norm, eps, normed)
+    both[:, width:] = normed
+    return both
+
+
+@compiled
+def see_eagle(
+    matrices: EagleMatrices,
+    sizes: EagleSizes,
+    kv: FloatArray,
+    first: int,
+    token_ids: IntArray,
+    features: FloatArray,
+    positions: IntArray,
+    cos: FloatArray,
+    signed_sin: FloatArray,
+) -> None:
+    """Write keys and values of committed rows from place `first` of a cache on, and nothing else of them."""
+    both = attention_inputs(matrices, token_ids, fuse(matrices, features, sizes.eps), sizes.eps)
+    keep_rows(matrices.layer, both, kv, first, cos, signed_sin, positions, sizes.heads)
+
+
+@compiled
 def run_eagle(
     matrices: EagleMatrices,
     sizes: EagleSizes,
@@ -107,21 +142,9 @@ def run_eagle(
         positions: [R].
         mask: [R, S + R]; negative where a row does not see another.
     """
-    rows, width = inputs.shape
-    bits = np.empty((rows, width), np.uint32)
-    for row in range(rows):
-        embedding = matrices.embedding[token_ids[row]]
-        for column in range(width):
-            bits[row, column] = np.uint32(embedding[column]) << np.uint32(16)
-    tokens = np.empty((rows, width), np.float32)
-    rms_norm(bits.view(np.float32), matrices.token_norm, sizes.eps, tokens)
-    hidden = np.empty((rows, width), np.float32)
-    rms_norm(inputs, matrices.state_norm, sizes.eps, hidden)
-    both = np.empty((rows, 2 * width), np.float32)
-    both[:, :width] = tokens
-    both[:, width:] = hidden
-    if not sizes.norm_before_residual:
-        hidden[:] = inputs
+    both = attention_inputs(matrices, token_ids, inputs, sizes.eps)
+    hidden = np.empty(inputs.shape, np.float32)
+    hidden[:] = both[:, inputs.shape[1] :] if sizes.norm_before_residual else inputs
     run_layer(matrices.layer, hidden, both, kv, length, cos, signed_sin, positions, mask, sizes.heads, sizes.eps)
     return hidden
 

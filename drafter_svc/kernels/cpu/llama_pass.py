@@ -211,23 +211,13 @@ def run_layer(
         eps: the epsilon of the norms.
     """
     rows, width = hidden.shape
-    kv_heads, size = kv.shape[1], kv.shape[3]
+    size = kv.shape[3]
     inner = len(matrices.gate_up.scales) // 2
     change = np.empty((rows, width), np.float32)
-    qkv = np.empty((rows, (heads + 2 * kv_heads) * size), np.float32)
     seen = np.empty((rows, heads * size), np.float32)
     gate_up = np.empty((rows, 2 * inner), np.float32)
     gated = np.empty((rows, inner), np.float32)
-    multiply(normed, matrices.qkv.values, matrices.qkv.scales, qkv)
-    for row in range(rows):
-        own_cos, own_sin = cos[positions[row]], signed_sin[positions[row]]
-        for head in range(heads + kv_heads):
-            turn(qkv[row, head * size : (head + 1) * size], own_cos, own_sin)
-        for head in range(kv_heads):
-            first = (heads + head) * size
-            kv[0, head, length + row] = qkv[row, first : first + size]
-            first += kv_heads * size
-            kv[1, head, length + row] = qkv[row, first : first + size]
+    qkv = keep_rows(matrices, normed, kv, length, cos, signed_sin, positions, heads)
     attend(qkv, kv, mask, heads, length + rows, seen)
     multiply(seen, matrices.output.values, matrices.output.scales, change)
     hidden += change
@@ -242,6 +232,36 @@ def run_layer(
             result[column] = gate[column] / (np.float32(1) + result[column]) * up[column]
     multiply(gated, matrices.down.values, matrices.down.scales, change)
     hidden += change
+
+
+@compiled
+def keep_rows(
+    matrices: LayerMatrices,
+    normed: FloatArray,
+    kv: FloatArray,
+    first: int,
+    cos: FloatArray,
+    signed_sin: FloatArray,
+    positions: IntArray,
+    heads: int,
+) -> FloatArray:
+    """Write the keys and values of rows from place `first` on; returns queries, keys and values [R, (H + 2K) * D].
+
+    `normed` [R, in] is attention's input; otherwise as for `run_layer`.
+    """
+    rows, kv_heads, size = len(normed), kv.shape[1], kv.shape[3]
+    qkv = np.empty((rows, (heads + 2 * kv_heads) * size), np.float32)
+    multiply(normed, matrices.qkv.values, matrices.qkv.scales, qkv)
+    for row in range(rows):
+        own_cos, own_sin = cos[positions[row]], signed_sin[positions[row]]
+        for head in range(heads + kv_heads):
+            turn(qkv[row, head * size : (head + 1) * size], own_cos, own_sin)
+        for head in range(kv_heads):
+            start = (heads + head) * size
+            kv[0, head, first + row] = qkv[row, start : start + size]
+            start += kv_heads * size
+            kv[1, head, first + row] = qkv[row, start : start + size]
+    return qkv
 
 
 @compiled

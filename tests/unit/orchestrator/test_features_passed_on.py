@@ -1,4 +1,4 @@
-"""A drafter is told the features of the tokens that it is told, whatever it knows already."""
+"""A drafter is told the features of the tokens that it is told, whatever it knows already, and of prompts."""
 
 from __future__ import annotations
 
@@ -55,4 +55,21 @@ async def test_features_are_those_of_the_tokens_that_are_told(
     [request] = sent
     assert tuple(request.outcome.token_ids) == (7, 8, 9)[known - 10 :]
     assert request.outcome.features == (expected if needs_features else b"")
+    await client.close()
+
+
+@pytest.mark.parametrize(("reads", "is_open"), [(512, True), (0, True), (512, False)])
+async def test_features_of_a_prompt_go_to_drafters_that_read_them(
+    reads: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = DrafterClient("127.0.0.1:1", "fingerprint")
+    client.max_prompt_features = reads
+    sent: list[drafter_pb2.DraftRequest] = []
+    monkeypatch.setattr(client.stream, "send", sent.append)
+    if is_open:
+        client._lengths[1], client._limits[1] = 10, (4, 1)
+    client.show_prompt(1, 3, ROWS[0])
+    assert len(sent) == (reads > 0 and is_open)
+    for request in sent:
+        assert (request.prompt_features.first_token, request.prompt_features.features) == (3, ROWS[0])
     await client.close()

@@ -12,7 +12,7 @@ from coppice.core.tree import TokenTree
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SequenceKey
 from verifier_svc.engine.sequence import Draft, SequenceSpec
-from verifier_svc.stream.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.stream.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent, PromptEvent
 from verifier_svc.verify.output_end import SequenceFinish
 
 DEADLINE_S = 60.0
@@ -34,6 +34,9 @@ class Result:
     error: ErrorEvent | None = None
     # One per token, for sequences that want them.
     features: bytes = b""
+    # Those of the prompt by token, and the rounds before each event of them.
+    prompt_features: dict[int, bytes] = field(default_factory=dict)
+    rounds_before: list[int] = field(default_factory=list)
 
 
 class Harness:
@@ -60,6 +63,7 @@ class Harness:
         redraft_nodes: int = 0,
         lookup_nodes: int = 0,
         wants_features: Collection[int] = (),
+        max_prompt_features: int = 0,
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished. `wants_features`: numbers of prompts."""
         results = [Result() for _ in prompts]
@@ -76,6 +80,7 @@ class Harness:
                 max_redraft_nodes=redraft_nodes,
                 max_lookup_nodes=lookup_nodes,
                 wants_features=index in wants_features,
+                max_prompt_features=max_prompt_features * (index in wants_features),
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))
@@ -90,6 +95,8 @@ class Harness:
             elif isinstance(event, CompleteEvent):
                 result.finish = event.finish
                 open_sequences.discard(event.sequence_id)
+            elif isinstance(event, PromptEvent):
+                self._take_prompt(event, result)
             elif isinstance(event, OutcomeEvent):
                 self._take(event, result)
                 if event.outcome.finish is not None:
@@ -120,6 +127,12 @@ class Harness:
         result.accepted += len(outcome.accepted_nodes)
         result.stale += outcome.stale_drafts
         result.features += outcome.features
+
+    def _take_prompt(self, event: PromptEvent, result: Result) -> None:
+        result.rounds_before.append(result.rounds)
+        for number, row in enumerate(event.states.states, event.states.first_token):
+            assert number not in result.prompt_features
+            result.prompt_features[number] = row.tobytes()
 
     def _draft(self, event: OutcomeEvent, result: Result, drafter: Drafter) -> None:
         base = event.outcome.base_length + len(event.outcome.token_ids)

@@ -28,6 +28,7 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.features import FeatureShape, committed_features, offered_features
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows
+from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.extras.pruning.layers import decoder_layers
 from verifier_svc.extras.pruning.pace import ON, PruningSettings
 from verifier_svc.extras.pruning.rows import survivors_of
@@ -128,6 +129,74 @@ def test_nothing_is_lost_by_preemptions_and_by_going_on_elsewhere(
     assert_features(new_model("llama"), resumed, rest.token_ids, rest.features)
 
 
+def assert_prompt_features(model: PreTrainedModel, prompt: Sequence[int], found: dict[int, bytes], first: int) -> None:
+    """One for each token from `first` on, of the row before it."""
+    assert list(found) == list(range(first, len(prompt)))
+    expected = plain_states(model, prompt)[first - 1 : -1]
+    np.testing.assert_allclose(read(b"".join(found.values())), expected, atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "opt"])
+def test_features_of_prompts_are_the_states_of_their_rows(
+    family: str, new_model: NewModel, engine_of: Callable[..., Engine]
+) -> None:
+    """Prompts that come in parts, in passes with others; the last part comes after the first token."""
+    harness = Harness(engine_of(tiny_target(new_model(family))))
+    plain = harness.generate(PROMPTS, stopping=STOPPING, salt="plain")
+    asked = harness.generate(PROMPTS, stopping=STOPPING, wants_features=(0, 1, 2), max_prompt_features=512)
+    assert [result.token_ids for result in asked] == [result.token_ids for result in plain]
+    for index in (0, 1):
+        assert_prompt_features(new_model(family), PROMPTS[index], asked[index].prompt_features, 1)
+        assert_features(new_model(family), PROMPTS[index], asked[index].token_ids, asked[index].features)
+    assert (asked[0].rounds_before, asked[1].rounds_before[-1]) == ([1], 1)
+    assert len(asked[1].rounds_before) > 2
+    assert set(asked[1].rounds_before[:-1]) == {0}
+    # A prompt of one token has none, and the others did not ask.
+    assert not any(result.prompt_features for result in (asked[2], asked[3], *plain))
+
+
+def test_as_many_features_of_a_prompt_are_sent_as_are_wanted_and_computed(
+    new_model: NewModel, engine_of: Callable[..., Engine]
+) -> None:
+    harness, prompt = Harness(engine_of(tiny_target(new_model("llama")))), PROMPTS[1]
+    few, rest = (
+        harness.generate([prompt], stopping=STOPPING, wants_features=(0,), max_prompt_features=most)[0]
+        for most in (20, 512)
+    )
+    assert_prompt_features(new_model("llama"), prompt, few.prompt_features, len(prompt) - 20)
+    # The second time they are in the prefix cache, but for the last tokens.
+    assert 0 < rest.num_cached < len(prompt) - 1
+    assert_prompt_features(new_model("llama"), prompt, rest.prompt_features, rest.num_cached + 1)
+
+
+def test_features_of_prompts_are_sent_once_over_preemptions(
+    new_model: NewModel, engine_of: Callable[..., Engine]
+) -> None:
+    target = tiny_target(new_model("llama"))
+    target.resize_cache(6)
+    engine = engine_of(target)
+    prompts = [list(range(first, first + 40)) for first in (3, 20, 50)]
+    results = Harness(engine).generate(
+        prompts,
+        SAMPLING["T=1 top_k"],
+        replace(STOPPING, max_tokens=120),
+        wants_features=range(3),
+        max_prompt_features=512,
+    )
+    assert engine.scheduler.num_preemptions > 0
+    for prompt, result in zip(prompts, results, strict=True):
+        assert_prompt_features(new_model("llama"), prompt, result.prompt_features, 1)
+
+
+def test_features_of_prompts_are_sent_in_pieces_of_a_bounded_size() -> None:
+    states = PromptStates(5, np.arange(21, dtype=np.int16).reshape(7, 3))
+    for most, sizes in ((12, [2, 2, 2, 1]), (1, [1] * 7), (1000, [7])):
+        pieces = list(states.pieces(most))
+        assert [len(features) // 6 for _, features in pieces] == sizes
+        assert [first for first, _ in pieces] == [5 + sum(sizes[:at]) for at in range(len(sizes))]
+        assert b"".join(features for _, features in pieces) == states.states.tobytes()
+
+
 def test_an_output_that_ends_inside_a_tree_has_one_feature_for_each_of_its_tokens() -> None:
     states = np.arange(5, dtype=np.int16)[:, None]
     for tokens, nodes, rows in (((7, 8, 9), (1, 3), [0, 2, 4]), ((7, 8), (1, 3), [0, 2]), ((7,), (), [0])):
@@ -166,7 +235,8 @@ def test_each_layer_s_states_are_where_they_belong(kind: str, monkeypatch: pytes
     def plan(*, wants: bool) -> PassPlan:
         cache = SequenceCache(target.cache, 64)
         rule = DrawRule(0.0, 0, 0.0)
-        rows = SequenceRows(cache, tokens, tree, draw_rule=rule, wants_states=wants)
+        shown = range(3, 9) if wants else range(0)
+        rows = SequenceRows(cache, tokens, tree, draw_rule=rule, wants_states=wants, shown=shown)
         return target.plan([rows])
 
     nodes = list(range(len(tree)))
@@ -190,6 +260,9 @@ def test_each_layer_s_states_are_where_they_belong(kind: str, monkeypatch: pytes
     paths = [[], *([tree.token_ids[step] for step in tree.path(node)] for node in nodes)]
     expected = np.stack([plain_states(deep_llama(), [*tokens, *path])[-1] for path in paths])
     np.testing.assert_allclose(found, expected, atol=0.02, rtol=0.01)
+    if kind != "pruned":
+        shown = read(states[-6:].tobytes())
+        np.testing.assert_allclose(shown, plain_states(deep_llama(), tokens)[3:9], atol=0.02, rtol=0.01)
     low, middle, high = expected[:, :HIDDEN], expected[:, HIDDEN : 2 * HIDDEN], expected[:, 2 * HIDDEN :]
     assert min(np.abs(low - middle).max(), np.abs(middle - high).max()) > 0.2
 

@@ -180,6 +180,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(
         ('{"kind": "eagle", "sigmas": {"0": [0.0]}}', "sigmas must be"),
         ('{"kind": "eagle", "sigmas": [1]}', "drafter.json: "),
         ('{"kind": "eagle", "acceptance_by_rank": ["x"]}', "drafter.json: "),
+        ('{"kind": "eagle", "reads_prompt": "no"}', "reads_prompt is 'no'"),
         ("[]", "drafter.json"),
     ],
 )

@@ -18,6 +18,7 @@ from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.search.likeliest_tokens import top_children
 from coppice.search.tree_builder import Frontier, build_tree
 from coppice.search.tree_limits import Children, TreeLimits
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.eagle import drafter as eagle_drafter
 from drafter_svc.drafters.eagle.checkpoint import EagleWeights, load_eagle
@@ -90,14 +91,25 @@ class Text:
         self.token_ids: list[int] = []
         self.positions: list[int] = []
         self.features = np.empty((0, size))
-        self.num_generated = 0
+        self.num_generated = self.num_prompt = 0
 
     def more(self, tokens: Sequence[int]) -> bytes:
         features = random_features(self.rng, len(tokens), self.size)
         self.token_ids += tokens
-        self.positions += range(self.num_generated, self.num_generated + len(tokens))
+        first = len(PROMPT) - 1 + self.num_generated
+        self.positions += range(first, first + len(tokens))
         self.num_generated += len(tokens)
         self.features = np.concatenate([self.features, features])
+        return encoded(features)
+
+    def prompt(self, first: int, last: int) -> bytes:
+        """Features of tokens [first, last) of the prompt, which are those before all others."""
+        features = random_features(self.rng, last - first, self.size)
+        at = self.num_prompt
+        self.token_ids[at:at] = PROMPT[first:last]
+        self.positions[at:at] = range(first - 1, last - 1)
+        self.features = np.concatenate([self.features[:at], features, self.features[at:]])
+        self.num_prompt += last - first
         return encoded(features)
 
 
@@ -109,7 +121,7 @@ def expected_draft(
     length = len(PROMPT) + text.num_generated
     sigmas = np.array([np.interp(sampling.temperature, [0, 1], pair) for pair in zip(*SIGMAS.values(), strict=True)])
     coupling = Coupling(sampling, VOCAB, 1.0, PROMPT)
-    coupling.commit(text.token_ids)
+    coupling.commit(text.token_ids[text.num_prompt :])
     paths: list[list[int]] = []
 
     def children(path: list[int]) -> Children:
@@ -281,13 +293,102 @@ def test_long_outputs_are_seen_through_a_window(case: Case, monkeypatch: pytest.
     assert text.num_generated == 27
 
 
+@pytest.mark.parametrize("comes", ["first", "after the first outcome", "in parts", "in part"])
+@pytest.mark.parametrize("sampling", [GREEDY, NOISY], ids=["greedy", "T=1"])
+def test_rows_of_the_prompt_are_seen_from_when_they_come(comes: str, sampling: SamplingParams, case: Case) -> None:
+    sequence, text = case.drafter().open(PROMPT, sampling), Text(case.weights.feature_size)
+    bounds = {"in parts": [(1, 4), (4, 8)], "in part": [(3, 6)]}.get(comes, [(1, 8)])
+    if comes == "first":
+        sequence.see_prompt(1, text.prompt(1, 8))
+    tokens = [11]
+    for turn in range(4):
+        sequence.extend(tokens, text.more(tokens))
+        found = sequence.draft(20)
+        assert_same(found, expected_draft(case, text, sampling))
+        if comes != "first" and turn < len(bounds):
+            sequence.see_prompt(bounds[turn][0], text.prompt(*bounds[turn]))
+        tokens = outcome_of(found, text.rng)
+    assert sequence.num_cached == text.num_generated + sum(last - first for first, last in bounds)
+
+
+@pytest.mark.parametrize("rounds_inputs", [False, pytest.param(True, marks=needs_int8_inputs)])
+def test_the_prompt_has_a_place_in_the_window_and_leaves_it_first(
+    rounds_inputs: bool, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it comes, and with whole searches or steps."""
+    monkeypatch.setattr("drafter_svc.drafters.eagle.forward.WINDOW", 16)
+    monkeypatch.setattr("drafter_svc.drafters.eagle.forward._STEP", 4)
+    forward = CompiledEagle(case.weights, rounds_inputs=rounds_inputs)
+    by_steps: Any = StepByStep(forward)
+    one, other = (case.drafter(way).open(PROMPT, NOISY) for way in (forward, by_steps))
+    plain, text = case.drafter().open(PROMPT, NOISY), Text(case.weights.feature_size)
+    features = text.prompt(1, 8)
+    for turn in range(8):
+        tokens = text.rng.integers(0, VOCAB, 3).tolist()
+        committed = text.more(tokens)
+        for number, sequence in enumerate((one, other, plain)):
+            if turn == number:
+                sequence.see_prompt(1, features)
+            sequence.extend(tokens, committed)
+        drafts = [sequence.draft(20) for sequence in (one, other, plain)]
+        if turn > 1:
+            assert (drafts[0].token_ids, drafts[0].parents) == (drafts[1].token_ids, drafts[1].parents)
+            assert drafts[0].log_probs == pytest.approx(drafts[1].log_probs, abs=1e-4)
+            assert_same(drafts[2], expected_draft(case, text, NOISY, window=plain.num_cached))
+    assert 12 < one.num_cached == other.num_cached <= 16 < text.num_generated
+
+
+@pytest.mark.parametrize("garbage", ["none", "of another width", "too many", "NaN", "again", "token 0", "far away"])
+def test_damaged_rows_of_the_prompt_are_ignored(garbage: str, case: Case) -> None:
+    text = Text(case.weights.feature_size)
+    sequence = case.drafter().open(PROMPT, NOISY)
+    sequence.see_prompt(1, text.prompt(1, 3))
+    bad = np.full((2, text.size), np.nan if garbage == "NaN" else 1.0, np.float32)
+    features = {"none": b"", "of another width": encoded(bad)[:-2], "too many": 9 * encoded(bad)}
+    first = {"again": 1, "token 0": 0, "far away": 2**32 - 1}.get(garbage, 3)
+    sequence.see_prompt(first, features.get(garbage, encoded(bad)))
+    sequence.extend([11], text.more([11]))
+    assert_same(sequence.draft(20), expected_draft(case, text, NOISY))
+
+
+def test_of_a_prompt_of_any_length_a_bounded_number_of_rows_is_kept(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle_drafter, "MOST_PROMPT_FEATURES", 4)
+    size = 2 * case.weights.feature_size
+    sequence = case.drafter().open(PROMPT, NOISY)
+    # Not among the last four.
+    sequence.see_prompt(3, bytes(size))
+    sequence.see_prompt(4, bytes(2 * size))
+    sequence.see_prompt(4, bytes(4 * size))
+    sequence.see_prompt(6, bytes(2 * size))
+    assert sequence.read(9) == 0
+    assert sequence.num_cached == 4
+    sequence.extend([11], bytes(size))
+    assert len(sequence.draft(20)) > 0
+
+
+def test_a_head_that_was_trained_without_prompts_asks_for_none(eagle_target: Path, tmp_path: Path) -> None:
+    found = []
+    for name, calibration in (("with", {"sigmas": SIGMAS}), ("without", {"reads_prompt": False}), ("foreign", {})):
+        settings = eagle_settings(eagle_target, 24)
+        write_eagle(tmp_path / name, settings, eagle_tensors(settings), **calibration)
+        config = DrafterConfig(
+            model=str(tmp_path / name), drafter_kind="eagle", device="cpu", target_model=str(eagle_target)
+        )
+        found.append(eagle_drafter.load(config).info.max_prompt_features)
+    assert found == [512, 0, 512]
+
+
 def test_many_outcomes_without_a_draft_are_read_in_pieces(case: Case) -> None:
     sequence, text = case.drafter().open(PROMPT, GREEDY), Text(case.weights.feature_size)
     tokens = text.rng.integers(0, VOCAB, 150).tolist()
     sequence.extend(tokens[:100], text.more(tokens[:100]))
     sequence.extend(tokens[100:], text.more(tokens[100:]))
+    sequence.see_prompt(1, text.prompt(1, 8))
+    assert sequence.read(1) == 2
     assert sequence.read(1) == 1
-    assert (sequence.num_cached, sequence.read(5)) == (64, 0)
+    assert (sequence.num_cached, sequence.read(5)) == (71, 0)
     assert_same(sequence.draft(20), expected_draft(case, text, GREEDY))
 
 
@@ -327,7 +428,7 @@ def test_without_the_last_token_s_features_there_is_no_draft_and_later_ones_go_o
     if garbage in ("NaN", "infinite", "huge"):
         # The other token's are sound.
         text.token_ids.append(13)
-        text.positions.append(2)
+        text.positions.append(len(PROMPT) - 1 + 2)
         text.features = np.concatenate([text.features, bad[:1]])
     text.num_generated += 2
     sequence.extend([15], text.more([15]))
