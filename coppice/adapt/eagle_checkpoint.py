@@ -26,7 +26,7 @@ _CARD = """# EAGLE-3 head for {target}
 |---|---|
 | trained parameters | {parameters:,} |
 | draft vocabulary | {draft_vocab:,} of {vocab:,} tokens, and those of a request's prompt |
-| data | {tokens:,} tokens of the target's own answers |
+| data | {tokens:,} tokens of the target's own answers, each after its prompt |
 | seed | {seed} |
 | steps | {steps} |
 | held-out loss | {loss:.4f} |
@@ -89,7 +89,7 @@ def save_head(
         "transformer_layer_config": layer,
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": facts["target"]}},
     }
-    calibration = {"kind": "eagle", "target": facts["fingerprint"], **report.calibration()}
+    calibration = {"kind": "eagle", "target": facts["fingerprint"], "reads_prompt": True, **report.calibration()}
     for name, content in (("config.json", config), ("drafter.json", calibration), ("recipe.json", facts)):
         (out / name).write_text(json.dumps(content, indent=1) + "\n")
     parameters = sum(value.numel() for value in head.parameters())

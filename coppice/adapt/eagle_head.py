@@ -1,8 +1,9 @@
 """The EAGLE-3 head in PyTorch, as it is trained (2503.01840, with the training-time test of section 3.2).
 
-Row i of an answer reads the answer's token i and the target's states of the row that it was drawn from, and predicts
-token i + 1. In step s > 0 of the training-time test the row reads token i + s and its own output of step s - 1, as it
-will when it drafts. Embeddings and output rows are the target's and not trained.
+Row i of a text reads its token i + 1 and the target's states of the row that it was drawn from, and predicts token
+i + 2. In step s > 0 of the training-time test the row reads token i + s + 1 and its own output of step s - 1, as it
+will when it drafts. Rows of prompts are only attended to: what is trained on is answers. Embeddings and output rows are
+the target's and not trained.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from coppice.adapt.answer_store import NUM_READ, TextRows
 from coppice.core.errors import IncompatibleError
 
-NUM_LAYERS = 3
 # Weight of the target's first layer, which reads embeddings, in the half of the head that does.
 _EMBEDDING_SHARE = 0.5
 _FIRST_CONFIDENCE = 0.3
@@ -112,49 +113,70 @@ class EagleHead(nn.Module):
     def __init__(self, shape: EagleShape, embeddings: Tensor, output_rows: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.input_norm = _Norm(NUM_LAYERS * shape.hidden, shape.epsilon)
-        self.fc = nn.Linear(NUM_LAYERS * shape.hidden, shape.hidden, bias=False)
+        self.input_norm = _Norm(NUM_READ * shape.hidden, shape.epsilon)
+        self.fc = nn.Linear(NUM_READ * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([_EagleLayer(shape)])
         self.norm = _Norm(shape.hidden, shape.epsilon)
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("output_rows", output_rows, persistent=False)
 
-    def forward(self, token_ids: Tensor, states: Tensor, segments: Tensor, places: Tensor, steps: int) -> list[Tensor]:
+    def forward(self, answers: TextRows, before: TextRows, steps: int) -> list[Tensor]:
         """Inputs of the output layer [B, L, hidden] for each step of the training-time test.
 
-        Rows hold whole or cut answers, packed: `token_ids`, `segments` (the answer of a token) and `places` (in its
-        answer) are [B, L], `states` [B, L, 3 x hidden].
+        Answers are whole or cut, packed; `before` are rows that they see: prompts, and what was cut off. States after
+        the first 3 of a row are not read.
         """
-        shape, (batch, length) = self.shape, token_ids.shape
+        shape, (batch, length) = self.shape, answers.token_ids.shape
         layer: Any = self.layers[0]
-        visible = (segments[:, :, None] == segments[:, None, :]).tril()[:, None]
-        bias = torch.zeros(batch, 1, length, length, dtype=torch.float32).masked_fill(~visible, -math.inf)
-        # In single precision: it has a few large numbers.
-        residual = self.fc(self.input_norm(states)).float()
+        num_before = before.token_ids.shape[1]
+        visible = answers.segments[:, :, None] == torch.cat([before.segments, answers.segments], 1)[:, None]
+        visible = visible.tril(num_before)[:, None]
+        bias = torch.zeros(batch, 1, length, num_before + length).masked_fill(~visible, -math.inf)
         keys: list[Tensor] = []
         values: list[Tensor] = []
+        inputs = self._inputs(before.token_ids, self._fused(before))
+        first_key, first_value = self._seen(inputs, _rotation(before.places, shape))
+        residual = self._fused(answers)
         results = []
         for step in range(steps):
-            # Token i + s; what is beyond the row's end predicts nothing that is scored.
-            tokens = F.pad(token_ids[:, step:], (0, step))
-            embedded = layer.input_layernorm(self.embeddings[tokens])
-            inputs = torch.cat([embedded, layer.hidden_norm(residual)], -1)
-            turn = _rotation(places + step, shape)
+            # Token i + s + 1; what is beyond the row's end predicts nothing that is scored.
+            inputs = self._inputs(F.pad(answers.token_ids[:, step:], (0, step)), residual)
+            turn = _rotation(answers.places + step, shape)
             query = _rotated(self._split(layer.self_attn.q_proj(inputs), shape.heads), turn)
-            keys.append(_rotated(self._split(layer.self_attn.k_proj(inputs), shape.kv_heads), turn))
-            values.append(self._split(layer.self_attn.v_proj(inputs), shape.kv_heads))
-            seen = self._attended(query, keys, values, bias)
-            residual = residual + layer.self_attn.o_proj(seen)
+            key, value = self._seen(inputs, turn)
+            keys.append(key if step else torch.cat([first_key, key], 2))
+            values.append(value if step else torch.cat([first_value, value], 2))
+            residual = residual + layer.self_attn.o_proj(self._attended(query, keys, values, bias))
             residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
             results.append(self.norm(residual))
         return results
+
+    def _fused(self, rows: TextRows) -> Tensor:
+        """Inputs of rows with the target's states; in single precision, since they have a few large numbers."""
+        fused: Tensor = self.fc(self.input_norm(rows.states[:, :, :NUM_READ].flatten(2))).float()
+        return fused
+
+    def _inputs(self, token_ids: Tensor, residual: Tensor) -> Tensor:
+        layer: Any = self.layers[0]
+        return torch.cat([layer.input_layernorm(self.embeddings[token_ids]), layer.hidden_norm(residual)], -1)
+
+    def _seen(self, inputs: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows."""
+        layer: Any = self.layers[0]
+        attention, heads = layer.self_attn, self.shape.kv_heads
+        return _rotated(self._split(attention.k_proj(inputs), heads), turn), self._split(
+            attention.v_proj(inputs), heads
+        )
 
     def _split(self, rows: Tensor, heads: int) -> Tensor:
         split: Tensor = rows.unflatten(-1, (heads, self.shape.head_size)).transpose(1, 2)
         return split
 
     def _attended(self, query: Tensor, keys: list[Tensor], values: list[Tensor], bias: Tensor) -> Tensor:
-        """Attention of a step's rows [B, H, L, d] to the rows of step 0 up to their own, and to their later steps."""
+        """Attention of a step's rows [B, H, L, d] to true rows up to their own, and to their later steps.
+
+        Keys and values of step 0 begin with those before the answers; `bias` [B, 1, L, C + L] is theirs.
+        """
         repeats = self.shape.heads // self.shape.kv_heads
         query = query * self.shape.head_size**-0.5
         every_key = [one.repeat_interleave(repeats, 1) for one in keys]
@@ -162,7 +184,7 @@ class EagleHead(nn.Module):
         scores = [query @ every_key[0].transpose(-1, -2) + bias.to(query.dtype)]
         scores += [(query * one).sum(-1, keepdim=True) for one in every_key[1:]]
         weights = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
-        length = query.shape[2]
+        length = bias.shape[-1]
         seen = weights[..., :length] @ every_value[0]
         for step, one in enumerate(every_value[1:]):
             seen = seen + weights[..., length + step, None] * one

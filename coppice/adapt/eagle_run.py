@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coppice.adapt.answer_store import NUM_STATES, AnswerStore, Window, read_texts, shards
+from coppice.adapt.answer_store import NUM_READ, AnswerStore, Window, read_texts, shards
 from coppice.adapt.eagle_head import EagleHead, distillation, final_norm, new_head
 from coppice.training.loop import Schedule, trained
 
@@ -74,16 +74,16 @@ class EagleLoss:
 
     def target_logits(self, window: Window) -> Tensor:
         """The target's logits [B, L, draft vocab] from which the window's tokens were drawn."""
-        states: Tensor = self._final_norm(window.states[:, :, NUM_STATES - 1])
+        states: Tensor = self._final_norm(window.answers.states[:, :, NUM_READ])
         return states.to(self._rows.dtype) @ self._rows.T
 
     def predictions(self, runner: nn.Module, window: Window, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """For every step, inputs of the output layer [B, L - 1 - step, hidden], and which predict a token."""
-        inputs = window.states[:, :, : NUM_STATES - 1].flatten(2)
-        results: list[Tensor] = runner(window.token_ids, inputs, window.segments, window.places, steps)
+        results: list[Tensor] = runner(*window, steps)
+        segments = window.answers.segments
         for step, rows in enumerate(results):
             away = step + 1
-            valid = window.segments[:, :-away] == window.segments[:, away:]
+            valid = segments[:, :-away] == segments[:, away:]
             yield rows[:, :-away].to(self._rows.dtype), valid
 
 
@@ -128,7 +128,7 @@ def train_head(
     store, held_out = (AnswerStore.open(directory, held_out=which) for which in (False, True))
     vocab_size = model.get_output_embeddings().weight.shape[0]
     ids = frequent_ids(directory, recipe.draft_vocab, vocab_size)
-    scales = store.windows([0], min(4096, len(store))).states[0, :, : NUM_STATES - 1].float()
+    scales = store.windows([0], min(4096, len(store))).answers.states[0, :, :NUM_READ].float()
     head = new_head(model, torch.from_numpy(ids), scales.square().mean((0, 2)).sqrt())
     rate = recipe.learning_rate
     if begun_with is not None:

@@ -18,7 +18,7 @@ from coppice.core.tokenizer import TargetTokenizer
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.sequence import SequenceKey, SequenceSpec
 from verifier_svc.model.target_model import TargetInfo
-from verifier_svc.stream.events import ErrorEvent, Event, OutcomeEvent
+from verifier_svc.stream.events import ErrorEvent, Event, OutcomeEvent, PromptEvent
 
 # Beginnings of users' turns, by what people ask of such models.
 BEGINNINGS = (
@@ -99,8 +99,8 @@ class GivenPrompt:
 class WrittenText:
     """A prompt, the target's answer, the temperature of the latter, and the text's number.
 
-    `features` are those of the answer's tokens as in outcomes, empty unless requested. A text too short to be of use
-    has no answer.
+    `features` are those of the answer's tokens as in outcomes, and `prompt_features` those of the prompt's after its
+    first, empty unless requested. A text too short to be of use has no answer.
     """
 
     number: int
@@ -108,6 +108,7 @@ class WrittenText:
     answer: tuple[int, ...]
     temperature: float
     features: bytes = b""
+    prompt_features: bytes = b""
 
 
 class TurnFrame:
@@ -146,6 +147,7 @@ class _Writing:
     start: tuple[int, ...]
     tokens: list[int]
     features: list[bytes]
+    prompt_features: list[bytes]
 
 
 class OwnWriter:
@@ -199,12 +201,12 @@ class OwnWriter:
             if number >= len(self._prompts):
                 # The greedy answer is there already.
                 temperature = chance.choices(temperatures[1:], shares[1:])[0]
-            return _Writing(number, SequenceKey(self.STREAM, 0), temperature, self._given(number), (), [], [])
+            return _Writing(number, SequenceKey(self.STREAM, 0), temperature, self._given(number), (), [], [], [])
         start: tuple[int, ...] = ()
         if self._frame.is_chat and chance.random() < 0.5:
             start = self._frame.encode(chance.choice(BEGINNINGS))
         prompt = None if self._frame.is_chat else self._frame.begin
-        return _Writing(number, SequenceKey(self.STREAM, 0), temperature, prompt, start, [], [])
+        return _Writing(number, SequenceKey(self.STREAM, 0), temperature, prompt, start, [], [], [])
 
     def _given(self, number: int) -> tuple[int, ...]:
         """The prompt that this text answers."""
@@ -229,12 +231,22 @@ class OwnWriter:
             # The law of base models without a beginning is their whole distribution.
             sampling = SamplingParams(temperature=writing.temperature if self._frame.is_chat else 1.0, seed=seed)
         wants_features = self._wants_features and writing.prompt is not None
-        stopping = StoppingOptions(max_tokens=most)
-        self._engine.open(writing.key, SequenceSpec(prompt, sampling, stopping, wants_features=wants_features))
+        spec = SequenceSpec(
+            prompt,
+            sampling,
+            StoppingOptions(max_tokens=most),
+            # Of its own: what is found in the prefix cache has no features.
+            cache_salt=str(self._next_key),
+            wants_features=wants_features,
+            max_prompt_features=len(prompt) if wants_features else 0,
+        )
+        self._engine.open(writing.key, spec)
 
     def _taken(self, event: Event, running: dict[int, _Writing]) -> Iterator[WrittenText]:
         if isinstance(event, ErrorEvent):
             raise event.error
+        if isinstance(event, PromptEvent):
+            running[event.sequence_id].prompt_features.append(event.states.states.tobytes())
         if not isinstance(event, OutcomeEvent):
             return
         writing = running[event.sequence_id]
@@ -248,8 +260,8 @@ class OwnWriter:
         elif writing.prompt is None or len(writing.tokens) < _LEAST_ANSWER_TOKENS:
             yield WrittenText(writing.number, writing.prompt or (), (), writing.temperature)
         else:
-            answer, features = tuple(writing.tokens), b"".join(writing.features)
-            yield WrittenText(writing.number, writing.prompt, answer, writing.temperature, features)
+            answer, parts = tuple(writing.tokens), (writing.features, writing.prompt_features)
+            yield WrittenText(writing.number, writing.prompt, answer, writing.temperature, *map(b"".join, parts))
 
     def _turn_ended(self, writing: _Writing) -> bool:
         """Turn what was written into the answer's prompt; False if it is too short."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from coppice.adapt.answer_store import AnswerStore, Window, read_texts, shards, write_shard
+from coppice.adapt.answer_store import NUM_READ, AnswerStore, TextRows, Window, read_texts, shards, write_shard
 from coppice.adapt.eagle_checkpoint import read_head
 from coppice.adapt.eagle_head import EagleHead, EagleShape, distillation, new_head
 from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
@@ -39,17 +39,23 @@ def random_head(seed: int = 0) -> EagleHead:
     return head
 
 
-def random_window(rows: int = 2, length: int = 9) -> Window:
+def random_window() -> Window:
+    """Answer 0 is cut off, after a prompt of two rows; answer 1 has three, and answer 2 none."""
     generator = torch.Generator().manual_seed(1)
-    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [2] * 9])[:rows, :length]
-    places = torch.tensor([[3, 4, 5, 6, 0, 1, 2, 3, 4], list(range(9))])[:rows, :length]
-    tokens = torch.randint(VOCAB, (rows, length), generator=generator)
-    states = torch.randn(rows, length, 4, 16, generator=generator).bfloat16()
-    return Window(tokens, segments, places, states)
+
+    def rows(segments: list[list[int]], places: list[list[int]], num_states: int) -> TextRows:
+        shape = len(segments), len(segments[0])
+        tokens = torch.randint(VOCAB, shape, generator=generator)
+        states = torch.randn(*shape, num_states, 16, generator=generator).bfloat16()
+        return TextRows(tokens, torch.tensor(segments), torch.tensor(places), states)
+
+    answers = rows([[0] * 4 + [1] * 5, [2] * 9], [[3, 4, 5, 6, 3, 4, 5, 6, 7], list(range(9))], 4)
+    before = rows([[0, 0, 0, 1, 1, 1], [-1] * 6], [[0, 1, 2, 0, 1, 2], [0] * 6], 3)
+    return Window(answers, before)
 
 
 def drafted_row_by_row(head: EagleHead, window: Window, batch: int, row: int, steps: int) -> list[Tensor]:
-    """What a drafter computes after the token at `row`: real rows of the answer up to it, then its own."""
+    """What a drafter computes after the token at `row`: true rows of its text up to it, then its own."""
     layer = head.layers[0]
     keys: list[Tensor] = []
     values: list[Tensor] = []
@@ -72,13 +78,15 @@ def drafted_row_by_row(head: EagleHead, window: Window, batch: int, row: int, st
         residual = residual + layer.self_attn.o_proj(torch.cat(seen))
         return residual + layer.mlp(layer.post_attention_layernorm(residual))
 
-    tokens, states = window.token_ids[batch], window.states[batch, :, :3].flatten(1)
-    first = int((window.segments[batch] == window.segments[batch, row]).nonzero()[0])
-    for at in range(first, row + 1):
-        residual = read(int(tokens[at]), head.fc(head.input_norm(states[at])), int(window.places[batch, at]))
+    number = int(window.answers.segments[batch, row])
+    for part, last in ((window.before, len(window.before.segments[batch])), (window.answers, row + 1)):
+        tokens, segments, places, states = (column[batch, :last] for column in part)
+        for at in (segments == number).nonzero().flatten():
+            residual = read(int(tokens[at]), head.fc(head.input_norm(states[at, :3].flatten())), int(places[at]))
     results = [head.norm(residual)]
+    tokens, place = window.answers.token_ids[batch], int(window.answers.places[batch, row])
     for step in range(1, steps):
-        residual = read(int(tokens[row + step]), residual, int(window.places[batch, row]) + step)
+        residual = read(int(tokens[row + step]), residual, place + step)
         results.append(head.norm(residual))
     return results
 
@@ -87,7 +95,7 @@ def drafted_row_by_row(head: EagleHead, window: Window, batch: int, row: int, st
 @torch.no_grad()
 def test_a_row_of_the_training_sees_what_a_drafter_sees(batch: int, row: int) -> None:
     head, window = random_head(), random_window()
-    results = head(window.token_ids, window.states[:, :, :3].flatten(2), window.segments, window.places, 3)
+    results = head(*window, 3)
     expected = drafted_row_by_row(head, window, batch, row, 3)
     for found, one in zip(results, expected, strict=True):
         torch.testing.assert_close(found[batch, row], one, atol=1e-4, rtol=1e-4)
@@ -109,31 +117,66 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(plain, rows)[0], atol=1e-5, rtol=1e-4)
 
 
+def text_of(number: int, prompt: tuple[int, ...], answer: tuple[int, ...]) -> WrittenText:
+    """A text whose states are token + 100 x state, one number each."""
+
+    def states(token_ids: tuple[int, ...]) -> bytes:
+        return np.add.outer(np.array(token_ids), 100 * np.arange(4)).astype(np.int16).tobytes()
+
+    return WrittenText(number, prompt, answer, 0.0, states(answer), states(prompt[1:]))
+
+
 def test_held_out_answers_are_never_trained_on(tmp_path: Path) -> None:
-    states = np.arange(5 * 4 * 2, dtype=np.int16)
-    texts = [
-        WrittenText(50, (1, 2), (3, 4), 0.0, states[:16].tobytes()),
-        WrittenText(51, (5,), (6, 7, 8), 1.0, states[16:].tobytes()),
-    ]
-    write_shard(texts, 2, tmp_path / "text-0")
+    write_shard([text_of(50, (1, 2), (3, 4)), text_of(51, (5,), (6, 7, 8))], 1, tmp_path / "text-0")
     assert [text.answer for text in read_texts(shards(tmp_path)[0])] == [(3, 4), (6, 7, 8)]
     trained, held_out = (AnswerStore.open(tmp_path, held_out=which) for which in (False, True))
     assert trained.token_ids.tolist() == [6, 7, 8]
     assert held_out.token_ids.tolist() == [3, 4]
-    window = trained.windows([1], 2)
-    assert window.places.tolist() == [[1, 2]]
-    assert window.states.view(torch.int16).flatten().tolist() == list(range(24, 40))
+
+
+def test_a_window_sees_prompts_and_what_was_cut_off(tmp_path: Path) -> None:
+    texts = [text_of(1, (1, 2, 3), (4, 5, 6)), text_of(100, (30, 31), (32,)), text_of(2, (7,), (8,))]
+    write_shard([*texts, text_of(3, (9, 10), (11, 12))], 1, tmp_path / "text-0")
+    answers, before = AnswerStore.open(tmp_path, held_out=False).windows([1, 3], 3)
+    assert answers.token_ids.tolist() == [[5, 6, 8], [8, 11, 12]]
+    assert answers.segments.tolist() == [[0, 0, 1], [1, 2, 2]]
+    assert answers.places.tolist() == [[3, 4, 0], [0, 1, 2]]
+    assert before.token_ids.tolist() == [[2, 3, 4], [10, 0, 0]]
+    assert before.segments.tolist() == [[0, 0, 0], [2, -1, -1]]
+    assert before.places.tolist() == [[0, 1, 2], [0, 0, 0]]
+    for rows, count in ((answers, 4), (before, NUM_READ)):
+        is_real = rows.segments >= 0
+        states = rows.states.view(torch.int16)[is_real].squeeze(-1)
+        assert torch.equal(states, rows.token_ids[is_real][:, None] + 100 * torch.arange(count))
+
+
+def test_of_a_long_prompt_the_rows_that_a_drafter_gets_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coppice.adapt.answer_store.MOST_PROMPT_FEATURES", 2)
+    text = text_of(1, (1, 2, 3, 4), (5, 6))
+    write_shard([replace(text, prompt_features=text.prompt_features[8:])], 1, tmp_path / "text-0")
+    answers, before = AnswerStore.open(tmp_path, held_out=False).windows([0], 2)
+    assert before.token_ids.tolist() == [[3, 4]]
+    assert before.states.view(torch.int16)[0, :, 0, 0].tolist() == [3, 4]
+    assert (before.places.tolist(), answers.places.tolist()) == ([[0, 1]], [[2, 3]])
+
+
+@pytest.mark.parametrize("part", ["features", "prompt_features"])
+def test_texts_with_fewer_states_than_tokens_are_refused(part: str, tmp_path: Path) -> None:
+    text = text_of(1, (1, 2, 3), (4, 5))
+    with pytest.raises(IncompatibleError, match="fewer states than tokens"):
+        write_shard([replace(text, **{part: getattr(text, part)[8:]})], 1, tmp_path / "text-0")
 
 
 def test_windows_of_a_pass_do_not_overlap(tmp_path: Path) -> None:
-    texts = [WrittenText(1, (0,), tuple(range(100)), 0.0, np.zeros(100 * 4, np.int16).tobytes())]
-    write_shard(texts, 1, tmp_path / "text-0")
+    write_shard([text_of(1, (0,), tuple(range(100)))], 1, tmp_path / "text-0")
     store = AnswerStore.open(tmp_path, held_out=False)
-    batches = [store.batch(0, step, 2, 8).token_ids for step in range(5)]
+    batches = [store.batch(0, step, 2, 8).answers.token_ids for step in range(5)]
     seen = torch.cat(batches).flatten().tolist()
     assert len(set(seen)) == len(seen) == 80
-    assert torch.equal(store.batch(0, 3, 2, 8).token_ids, batches[3])
-    assert not torch.equal(store.batch(0, 5, 2, 8).token_ids, batches[0])
+    assert torch.equal(store.batch(0, 3, 2, 8).answers.token_ids, batches[3])
+    assert not torch.equal(store.batch(0, 5, 2, 8).answers.token_ids, batches[0])
 
 
 def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
