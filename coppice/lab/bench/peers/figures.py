@@ -111,13 +111,13 @@ def _kind_row(samples: Samples[Sample], taken: Samples[Sample], kind: str) -> Ro
         "num_prompts": len(set(map(_prompt, taken))),
         "tokens_per_s": spread("it", taken.by_run(tokens_per_s))["it"],
         "mean_acceptance_length": rounded(figures.mean_acceptance_length(answers), 4),
-        **interval("speed_over_off", samples, first, OFF),
-        **interval("speed_over_llama_cpp", samples, first, LLAMA_CPP_BF16),
+        **_interval("speed_over_off", samples, first, OFF),
+        **_interval("speed_over_llama_cpp", samples, first, LLAMA_CPP_BF16),
         "repeated_4grams": round(figures.repeated_4grams(answers), 4),
     }
 
 
-def interval(field: str, samples: Samples[Sample], one: Sample, other: str) -> Row:
+def _interval(field: str, samples: Samples[Sample], one: Sample, other: str) -> Row:
     """The speed of one sample's contender over another's, median of runs, with a bootstrap interval over prompts.
 
     Outputs have the same length, so that times say it all.
@@ -125,9 +125,12 @@ def interval(field: str, samples: Samples[Sample], one: Sample, other: str) -> R
     ratios = speed_ratios(samples, one.contender, other, one.temperature)
     mine, theirs = (_seconds(samples, name, one.temperature) for name in (one.contender, other))
     ends = bootstrap_ratio([(theirs[prompt], mine[prompt]) for prompt in mine if prompt in theirs])
-    value = rounded(statistics.median(ratios), 4) if ratios else None
-    low, high = (rounded(end, 4) for end in ends or (value, value))
-    return {field: value, f"{field}_min": low, f"{field}_max": high}
+    low, high = (rounded(end, 4) for end in ends or (None, None))
+    return {
+        field: rounded(statistics.median(ratios), 4) if ratios else None,
+        f"{field}_min": low,
+        f"{field}_max": high,
+    }
 
 
 def _seconds(samples: Samples[Sample], contender: str, temperature: float) -> dict[int, float]:

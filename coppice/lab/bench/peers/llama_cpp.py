@@ -17,8 +17,6 @@ from typing import Any
 
 from coppice.cli.tied_process import READY
 
-# What its documentation recommends (docs/speculative.md); the other types have defaults.
-_RECOMMENDED = {"ngram_mod": {"n_match": 24, "n_min": 48, "n_max": 64}}
 _DRAFT_MODEL = "draft_simple"
 
 
@@ -52,8 +50,6 @@ def speculate(llama: Any, speculative: Any, options: Mapping[str, Any]) -> str:
         return ""
     speculative.types = [getattr(llama.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind.upper()}")]
     own = speculative.draft if kind == _DRAFT_MODEL else getattr(speculative, kind)
-    for name, value in _RECOMMENDED.get(kind, {}).items():
-        setattr(own, name, value)
     values = {name: getattr(own, name) for name in dir(own) if not name.startswith("_")}
     numbers = [f"{name}={value}" for name, value in values.items() if isinstance(value, int | float)]
     return ", ".join(["", kind.replace("_", "-"), *numbers])

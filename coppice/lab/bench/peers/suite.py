@@ -55,10 +55,11 @@ from orchestrator.request.rounds import PROMPT_LOOKUP
 
 PEERS = (TRANSFORMERS, LLAMA_CPP.name, OPENVINO.name)
 CONTINUOUS = "transformers-continuous"
-# What llama.cpp speculates with besides a draft model: the text itself, and OpenVINO.
-NGRAMS = ("ngram-simple", "ngram-mod", "ngram-cache")
+# What llama.cpp speculates with besides a draft model. Its ngram-mod is left out: it finds again what it answered to an
+# earlier request, and prompts come again, run after run.
+NGRAMS = ("ngram-simple", "ngram-cache")
 DRAFT_MODEL = "draft-model"
-# Matrices that OpenVINO's own reader of GGUF files knows.
+# OpenVINO's own reader of GGUF files knows neither f32 nor bf16.
 OPENVINO_TYPE = "q8_0"
 # Enough to see that a contender can do what it is asked for.
 TRIAL_TOKENS = 4

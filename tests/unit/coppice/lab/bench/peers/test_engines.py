@@ -74,7 +74,7 @@ async def test_an_answer_that_is_none_ends_the_benchmark() -> None:
 async def test_accepted_tokens_of_drafts_saved_passes_and_requests_at_once_share_a_clock() -> None:
     timings = {"prompt_ms": 1.0, "predicted_ms": 1.0, "draft_n_accepted": 4}
     with answering({"tokens": [5, 6, 7, 8, 9, 10], "timings": timings}) as (address, requests):
-        llama = EngineServer("llama.cpp-bf16 ngram-mod", "", address)
+        llama = EngineServer("llama.cpp-bf16 ngram-simple", "", address)
         batch = await llama.complete([Task((number,), 6, 0.0, seed=0) for number in range(3)])
     assert mean_acceptance_length(batch.answers) == 3.0
     assert sorted(asked["prompt"] for _, asked in requests) == [[0], [1], [2]]
@@ -99,17 +99,17 @@ async def test_an_engine_that_is_not_installed_says_what_installs_it() -> None:
 
 
 def test_llama_cpp_speculates_as_it_is_asked_to_and_says_with_what() -> None:
-    types = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_MOD=9, COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE=1)
+    types = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE=6, COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE=1)
     library = SimpleNamespace(common_speculative_type=types)
     parts = {"cpuparams": SimpleNamespace(), "cpuparams_batch": SimpleNamespace(), "mparams": SimpleNamespace()}
     asked = SimpleNamespace(
-        types=[0], ngram_mod=SimpleNamespace(n_match=0, n_min=0, n_max=0), draft=SimpleNamespace(n_max=16, **parts)
+        types=[0], ngram_simple=SimpleNamespace(size_n=12, size_m=48), draft=SimpleNamespace(n_max=16, **parts)
     )
     assert llama_cpp.speculate(library, asked, {"threads": 2}) == ""
     assert asked.types == [0]
-    note = llama_cpp.speculate(library, asked, {"threads": 2, "speculation": "ngram-mod"})
-    assert note == ", ngram-mod, n_match=24, n_max=64, n_min=48"
-    assert asked.types == [9]
+    note = llama_cpp.speculate(library, asked, {"threads": 2, "speculation": "ngram-simple"})
+    assert note == ", ngram-simple, size_m=48, size_n=12"
+    assert asked.types == [6]
     assert llama_cpp.speculate(library, asked, {"threads": 2, "draft": "small.gguf"}) == ", draft-simple, n_max=16"
     assert (asked.types, parts["mparams"].path, parts["cpuparams"].n_threads) == ([1], "small.gguf", 2)
 
