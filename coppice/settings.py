@@ -7,7 +7,6 @@ chart's values are generated from the declarations (scripts/configuration.py).
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from pydantic import Field, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-
-logger = logging.getLogger(__name__)
 
 _BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
 
@@ -105,7 +102,7 @@ class Settings(BaseSettings):
         """Settings from an environment; empty variables count as unset, unknown ones are ignored.
 
         Variables with the `prefix` override those without; those in `prefixed_only` need it. `values` override both.
-        Fields marked LAB come from COPPICE_LAB; their former variables still work, with a warning.
+        Fields marked LAB come from COPPICE_LAB alone.
 
         Raises:
             ConfigError: a variable is missing or invalid.
@@ -113,12 +110,9 @@ class Settings(BaseSettings):
         shared = {name: text for name, text in env.items() if name not in prefixed_only}
         read = _Variables(cls, shared)() | (_Variables(cls, env, prefix)() if prefix else {})
         lab = {name for name, field in cls.model_fields.items() if LAB in field.metadata}
-        if old := ", ".join(name.upper() for name in read if name in lab):
-            logger.warning(
-                "%s: for benchmarks only, which set it in %s; the variable will be removed", old, LAB_VARIABLE
-            )
+        own = {name: value for name, value in read.items() if name not in lab}
         overrides = {name: value for name, value in lab_overrides(env).items() if name in lab}
-        return cls(**read | overrides | values)
+        return cls(**own | overrides | values)
 
     @classmethod
     def settings_customise_sources(

@@ -104,7 +104,7 @@ LAB_PARAGRAPH = """## Not for operators
 
 `COPPICE_LAB` is for benchmarks and tests: a JSON object of values that otherwise belong to the checkpoint, are learned,
 or never need to change, as in `{"rounds": "synchronous"}`. Names of other services are ignored. Nothing in it is kept
-compatible. The variables that these had once, such as `ROUNDS`, still count, with a warning, and will go.
+compatible.
 
 """
 

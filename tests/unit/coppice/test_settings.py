@@ -73,23 +73,16 @@ def test_a_setting_that_does_not_exist_is_a_mistake_in_code_alone() -> None:
         Example(name="a", counts=5)  # type: ignore[call-arg]
 
 
-def test_what_is_for_measurements_is_read_from_one_variable(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_for_measurements_is_read_from_one_variable() -> None:
     env = {"NAME": "a", "COPPICE_LAB": '{"trial": 2, "count": 5, "of_another_service": true}'}
     assert Example.from_env(env) == Example(name="a", trial=2)
     assert Example.from_env(env, prefix="OWN_").trial == 2
-    assert not caplog.records
+    assert Example.from_env({"NAME": "a", "TRIAL": "3"}).trial == 1
     for value in ("[1]", "{", "1"):
         with pytest.raises(ConfigError, match="COPPICE_LAB must be a JSON object, got"):
             Example.from_env({"NAME": "a", "COPPICE_LAB": value})
     with pytest.raises(ConfigError, match="TRIAL must be a whole number of at least 0, got -1"):
         Example.from_env({"NAME": "a", "COPPICE_LAB": '{"trial": -1}'})
-
-
-def test_the_variable_that_one_had_once_still_counts_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert Example.from_env({"NAME": "a", "TRIAL": "3"}).trial == 3
-    [record] = caplog.records
-    assert record.getMessage().startswith("TRIAL: for benchmarks only")
-    assert Example.from_env({"NAME": "a", "TRIAL": "3", "COPPICE_LAB": '{"trial": 2}'}).trial == 2
 
 
 def test_settings_do_not_change() -> None:

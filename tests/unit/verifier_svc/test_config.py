@@ -23,15 +23,18 @@ def test_adapters_and_heads_need_a_target_that_one_process_holds() -> None:
     ("name", "value"),
     [
         ("MODEL", ""),
-        ("REDRAFT_ROWS", "-4"),
         ("DEVICE", "tpu"),
-        ("MAX_ROWS", "3"),
-        ("NEAR_TIE_GAP", "nan"),
     ],
 )
 def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         VerifierConfig.from_env({"MODEL": "m", name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("REDRAFT_ROWS", "-4"), ("MAX_ROWS", "3"), ("NEAR_TIE_GAP", "NaN")])
+def test_so_does_one_for_measurements(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        VerifierConfig.from_env({"MODEL": "m", "COPPICE_LAB": f'{{"{name.lower()}": {value}}}'})
 
 
 @pytest.mark.parametrize(

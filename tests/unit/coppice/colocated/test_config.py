@@ -18,7 +18,7 @@ def test_a_variable_is_for_all_who_know_it_and_a_prefix_makes_it_one_services() 
             "DRAFTER_MAX_NODES": "7",
             "KV_CACHE_MIB": "32",
             "METRICS_PORT": "9000",
-            "ROUNDS": "synchronous",
+            "COPPICE_LAB": '{"rounds": "synchronous"}',
         }
     )
     assert config.orchestrator.verifier_addresses == ("verifier-1", "verifier-2")
@@ -47,7 +47,7 @@ def test_without_drafters_there_are_none() -> None:
         ("VERIFIER_ADDRESS", "elsewhere:1", "VERIFIER_ADDRESS must not be set"),
         ("VERIFIERS", "0", "VERIFIERS must be a whole number of at least 1"),
         ("DRAFTERS", "small-lm", "KIND=MODEL"),
-        ("ROUNDS", "often", "ROUNDS must be one of"),
+        ("COPPICE_LAB", '{"rounds": "often"}', "ROUNDS must be one of"),
         ("VERIFIER_MODEL", "", "MODEL must be a checkpoint directory"),
     ],
 )
