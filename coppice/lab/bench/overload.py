@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from matplotlib.axes import Axes
 
 from coppice.cli.topology import LOCAL, TopologySpec
 from coppice.client import Client
@@ -377,7 +374,6 @@ class OverloadSuite:
             overload_remarks(rows),
             problems(rows),
             slowest_first_tokens=[one for group in by_load(samples) for one in slowest(group)],
-            course=_course(samples),
         )
 
     async def _workload(self, client: Client) -> tuple[Workload, int]:
@@ -440,27 +436,6 @@ class OverloadSuite:
         }
 
 
-def _course(samples: Samples[OverloadSample]) -> Row:
-    """Time per token over the time of the first run of the largest load, of those who got in, then and after."""
-    sample = max((one for one in samples if one.run == 0), key=lambda one: one.factor)
-    whole = replace(sample, end_s=math.inf)
-    points = [(answer.intended_s, LATENCIES["token"](answer)) for answer in accepted([whole])]
-    return {
-        "load": f"x{sample.factor:g}",
-        "end_s": sample.end_s,
-        "at_s": [round(at_s, 3) for at_s, token_s in points if token_s is not None],
-        "token_ms": [round(1000 * token_s, 3) for _, token_s in points if token_s is not None],
-    }
-
-
-def _draw_course(axes: Axes, report: Mapping[str, Any]) -> None:
-    """One point per accepted request; the line is where the overload ends."""
-    course = report["course"]
-    axes.plot(course["at_s"], course["token_ms"], ".", markersize=4)
-    axes.axvline(course["end_s"], linestyle=":", color="black")
-    axes.set(ylim=(0, None), title=f"During and after {course['load']}")
-
-
 _LOAD = "load, of saturation"
 SHOWN = Shown(
     tables=(
@@ -489,7 +464,6 @@ SHOWN = Shown(
             xlabel=_LOAD,
             ylabel="requests",
         ),
-        Panel("", xlabel="s, when the request came", ylabel="ms per token", custom=_draw_course),
     ),
     line="Saturated by {saturation_requests_per_s:.2f} requests/s; {alone_token_ms} ms per token alone; "
     "MAX_TOKEN_MS={max_token_ms:g} "

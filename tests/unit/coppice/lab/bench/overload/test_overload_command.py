@@ -50,7 +50,8 @@ def test_overload_writes_json_plot_and_page_and_starts_a_server_with_its_bounds(
     assert all(row["num_identical"] == row["num_compared"] > 0 for row in report["rows"])
     assert "overload.recovery_s.x2" in report["ratios"]
     assert report["settings"]["saturation_requests_per_s"] > 0
-    assert lost_fields(report, "overload.json") == set()
+    # A picture of the largest load had points of its own when that was measured.
+    assert lost_fields(report, "overload.json") == {"course"}
     assert "Requests by load" in result.output
 
 
