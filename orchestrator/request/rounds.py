@@ -82,11 +82,6 @@ class Outcome:
     # In-pass re-draft for the next round, of `redraft_nodes` nodes.
     redraft: TokenTree = EMPTY_TREE
 
-    @property
-    def had_fresh_draft(self) -> bool:
-        """Whether the round started with a draft that was made for it."""
-        return self.draft_origin == tree_pb2.DRAFT_ORIGIN_FRESH
-
 
 @dataclass(frozen=True)
 class Finish:
