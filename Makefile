@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test clients peers fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit lock configuration
+.PHONY: help setup demo quick docs test clients peers fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit sbom lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,7 +120,7 @@ attacks: setup ## Measure what strangers can do to a good client, about 15 minut
 	@$(BIN)/python -m tests.attacks --out $(ATTACK_RESULTS) $(ATTACKS_ARGS)
 
 # Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.
-images: ## Build the images, look at what is in them, and run the topology from them
+images: sbom ## Build the images, look at what is in them, run the topology from them, and write where they come from
 	@$(PYTHON) tests/chart/try_images.py $(IMAGES_ARGS)
 
 chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
@@ -132,6 +132,9 @@ configuration: setup ## Write docs/configuration.md, docs/licences.md, and the c
 	$(BIN)/python scripts/configuration.py
 	$(BIN)/python scripts/chart_readme.py
 	$(BIN)/python scripts/licences.py
+
+sbom: setup ## Write what the images install as CycloneDX JSON, in build/sbom/
+	@$(BIN)/python scripts/sbom.py $(VENV)
 
 audit: setup ## Look up known vulnerabilities of what the images install (pip-audit)
 	@scripts/audit.sh $(VENV)

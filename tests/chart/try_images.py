@@ -1,4 +1,4 @@
-"""Build the images of `docker/`, check their contents, and run the topology as on Kubernetes.
+"""Build the images of `docker/`, check their contents, run the topology as on Kubernetes, and write their provenance.
 
 Standard library only; needs docker or podman. Exits with code 1 at the first failure.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
+import re
 import shlex
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +32,8 @@ COMMAND_S = 120.0
 # Grace periods of drafter and verifier are 5 and 20 s.
 STOP_S = 30
 BUILD_S = 3600.0
+# Next to the bills of materials of `make sbom`.
+PROVENANCE = ROOT / "build" / "sbom"
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 48
 # Run inside an image; prints its findings as JSON.
@@ -92,6 +97,10 @@ class Engine:
         if subprocess.run([*self.command, *arguments], cwd=ROOT, timeout=BUILD_S, check=False).returncode:
             fail(f"{dockerfile} does not build")
 
+    def digest(self, image: str) -> str:
+        """The id of an image, without the name of its hash."""
+        return self._call("image", "inspect", "--format", "{{.Id}}", image).removeprefix("sha256:")
+
     def output(self, service: str, entrypoint: str, *arguments: str) -> str:
         """Output of a command run in a service's image, on the host's network."""
         options = ["run", "--rm", *self.run_options, *CONFINED, "--network", "host", "--entrypoint", entrypoint]
@@ -147,6 +156,66 @@ class Engine:
         if done.returncode:
             fail(f"{shlex.join(command)} failed: {done.stderr.strip()}")
         return done.stdout.strip()
+
+
+def git(*arguments: str) -> str:
+    """What git says of this repository; empty where there is none."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def base_image(service: str, options: Sequence[str]) -> str:
+    """The image that a service's is built on: of its Dockerfile, unless the options name another."""
+    given = [option.partition("PYTHON_IMAGE=")[2] for option in options if "PYTHON_IMAGE=" in option]
+    dockerfile = (ROOT / "docker" / f"{service}.Dockerfile").read_text()
+    return (given or re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", dockerfile, re.MULTILINE))[-1]
+
+
+def provenance(
+    service: str, name: str, digests: dict[str, str], options: Sequence[str], begun: datetime
+) -> dict[str, Any]:
+    """Where an image comes from, as an in-toto statement with SLSA's predicate, not signed.
+
+    `digests` are the sha256 of the image and of its base by name; `begun` is when its build began.
+    """
+    files = [f"docker/{service}.Dockerfile", f"docker/locks/{service}.txt", "docker/locks/build.txt"]
+    sources: list[dict[str, Any]] = [
+        {"uri": f"file:{file}", "digest": {"sha256": hashlib.sha256((ROOT / file).read_bytes()).hexdigest()}}
+        for file in files
+    ]
+    sources += [{"uri": f"oci:{one}", "digest": {"sha256": hash_}} for one, hash_ in digests.items() if one != name]
+    sources += [{"uri": "git", "digest": {"gitCommit": commit}} for commit in [git("rev-parse", "HEAD")] if commit]
+    parameters = {
+        "dockerfile": files[0],
+        "options": list(options),
+        "has_local_changes": bool(git("status", "--porcelain")),
+    }
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digests[name]}}],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "urn:coppice:make-images",
+                "externalParameters": parameters,
+                "resolvedDependencies": sources,
+            },
+            "runDetails": {
+                "builder": {"id": "urn:coppice:tests/chart/try_images.py"},
+                "metadata": {"startedOn": begun.isoformat(), "finishedOn": datetime.now(UTC).isoformat()},
+            },
+        },
+    }
+
+
+def write_provenance(engine: Engine, service: str, options: Sequence[str], begun: datetime) -> None:
+    """Write an image's provenance next to its bill of materials."""
+    name, base = engine.image(service), base_image(service, options)
+    told = provenance(service, name, {one: engine.digest(one) for one in (base, name)}, options, begun)
+    PROVENANCE.mkdir(parents=True, exist_ok=True)
+    path = PROVENANCE / f"{service}.provenance.json"
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    say(f"{service}: {path}")
 
 
 def look_at(engine: Engine, service: str) -> None:
@@ -241,7 +310,9 @@ def main() -> None:
     engine = Engine(tuple(shlex.split(options.engine)), options.tag, tuple(shlex.split(options.run_options)))
     for service in SERVICES:
         if not options.no_build:
+            begun = datetime.now(UTC)
             engine.build(service, shlex.split(options.build_options))
+            write_provenance(engine, service, shlex.split(options.build_options), begun)
         look_at(engine, service)
     run_topology(engine)
 
