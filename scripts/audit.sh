@@ -1,20 +1,14 @@
 #!/usr/bin/env bash
-# Known vulnerabilities of the locked packages, by pip-audit, which asks the database of the Python Package Index. It has
-# an environment of its own in that of the first argument. Where the database cannot be had, it says so.
+# Known vulnerabilities of the locked packages, by pip-audit, which asks the database of the Python Package Index. The
+# first argument is our environment. Where the database cannot be had, it says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=$1
-version=2.10.1
-audit="$venv/pip-audit/$version"
+. scripts/own_venv.sh
 
-if [ ! -x "$audit/bin/pip-audit" ]; then
-    "$venv/bin/python" -m venv "$audit"
-    if ! "$audit/bin/python" -m pip --disable-pip-version-check install -qq "pip-audit==$version"; then
-        rm -r "$audit"
-        echo "audit: pip could not fetch pip-audit, so vulnerabilities are SKIPPED"
-        exit 0
-    fi
+if ! audit=$(own_venv "$1" pip-audit 2.10.1); then
+    echo "audit: pip could not fetch pip-audit, so vulnerabilities are SKIPPED"
+    exit 0
 fi
 found=0
 for lock in docker/locks/*.txt; do

@@ -1,20 +1,15 @@
 #!/usr/bin/env bash
 # Check what the chart renders, and the Dockerfiles, against checkov's policies (.checkov.yaml says which are not kept).
-# checkov brings many packages of fixed versions, so that it has an environment of its own in that of the first argument.
+# The first argument is our environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=$1
-version=3.3.30
-checkov="$venv/checkov/$version"
+. scripts/own_venv.sh
 
-if [ ! -x "$checkov/bin/checkov" ]; then
-    "$venv/bin/python" -m venv "$checkov"
-    if ! "$checkov/bin/python" -m pip --disable-pip-version-check install -qq "checkov==$version"; then
-        rm -r "$checkov"
-        echo "chart: pip could not fetch checkov, so policies are SKIPPED"
-        exit 0
-    fi
+venv=$1
+if ! checkov=$(own_venv "$venv" checkov 3.3.30); then
+    echo "chart: pip could not fetch checkov, so policies are SKIPPED"
+    exit 0
 fi
 check() { # framework, directory; it is not to ask its maker's server for anything
     "$checkov/bin/checkov" --config-file .checkov.yaml --skip-download --quiet --compact --framework "$1" -d "$2"
