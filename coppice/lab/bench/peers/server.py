@@ -24,6 +24,7 @@ from coppice.core.errors import CoppiceError
 from coppice.lab.bench.client import DEADLINE_S, Answer, Batch, Delta, Fate, Task
 from coppice.lab.bench.environment import REPOSITORY
 from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.report import shown_path
 
 # Where `make peers` installs, below our own environment.
 ENVIRONMENT = "peers"
@@ -137,5 +138,7 @@ def exported(model: Path, directory: Path, kind: str) -> Path:
         try:
             export_gguf(model, file, kind)
         except CoppiceError as error:
-            raise BenchmarkError(f"{model} cannot be given to llama.cpp: {error}") from error
+            # No path of this machine: it may end in a report.
+            reason = str(error).replace(str(model), "it")
+            raise BenchmarkError(f"{shown_path(model)} cannot be given to llama.cpp: {reason}") from error
     return file

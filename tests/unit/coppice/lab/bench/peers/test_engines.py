@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coppice.cli.child import ChildError
+from coppice.core.errors import CoppiceError
 from coppice.lab.bench.client import Task
 from coppice.lab.bench.figures import mean_acceptance_length
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.peers import llama_cpp, openvino
+from coppice.lab.bench.peers import llama_cpp, openvino, server
 from coppice.lab.bench.peers.server import Engine, EngineServer, serving
 
 
@@ -96,6 +99,32 @@ async def test_an_engine_that_is_not_installed_says_what_installs_it() -> None:
     with pytest.raises(BenchmarkError, match=r"no_such_engine is not installed \(make peers\)"):
         async with serving(Engine("other", "no_such_engine", "no.module"), "other", {}):
             raise AssertionError("it cannot start")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_engine_has_a_process_that_says_where_it_serves_and_how(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import json, sys, time", "options = json.loads(sys.argv[1])"]
+    lines += ["sys.exit('it has no threads')"] if fails else ["print('ready http://here', options, flush=True)"]
+    (tmp_path / "made_up_engine.py").write_text("\n".join([*lines, "time.sleep(60)"]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    engine = Engine("made-up", "json", "made_up_engine")
+    with pytest.raises(ChildError, match="it has no threads") if fails else nullcontext():
+        async with serving(engine, "made-up-f32", {"threads": 2}) as running:
+            assert running == EngineServer("made-up-f32", "{'threads': 2}", "http://here")
+
+
+def test_a_model_that_cannot_be_exported_is_named_without_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, out: Path, kind: str) -> None:
+        raise CoppiceError(f"{directory} has a pre-tokenizer that is not exported")
+
+    monkeypatch.setattr(server, "export_gguf", refuse)
+    with pytest.raises(BenchmarkError) as raised:
+        server.exported(tmp_path / "mine", tmp_path, "bf16")
+    assert str(raised.value) == "mine cannot be given to llama.cpp: it has a pre-tokenizer that is not exported"
 
 
 def test_llama_cpp_speculates_as_it_is_asked_to_and_says_with_what() -> None:
