@@ -16,6 +16,8 @@ from typing import Any
 
 from coppice.cli.tied_process import READY
 
+# Prompts are read in one pass, as they are where it has no scheduler's settings.
+_NO_CHUNKS = 1 << 31
 # As in its own sample of prompt lookup.
 _LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
 
@@ -32,8 +34,12 @@ class Pipeline:
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": options["threads"]}
         if self._lookup:
             properties["prompt_lookup"] = True
-        self._pipeline = genai.LLMPipeline(options["model"], "CPU", **properties)
+        # As by default, but that nothing is known from earlier requests.
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching, scheduler.max_num_batched_tokens = False, _NO_CHUNKS
+        self._pipeline = genai.LLMPipeline(options["model"], "CPU", scheduler_config=scheduler, **properties)
         said = [f"{name}={value}" for name, value in (properties | self._lookup).items()]
+        said.append("enable_prefix_caching=False")
         self.note = ", ".join([f"openvino-genai {importlib.metadata.version('openvino-genai')}", *said])
 
     def complete(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,10 @@ def test_openvino_is_asked_for_the_whole_distribution_and_answers_in_the_words_o
 
     genai = ModuleType("openvino_genai")
     genai.__dict__.update(
-        LLMPipeline=LLMPipeline, GenerationConfig=SimpleNamespace, TokenizedInputs=lambda ids, mask: (ids, mask)
+        LLMPipeline=LLMPipeline,
+        GenerationConfig=SimpleNamespace,
+        SchedulerConfig=SimpleNamespace,
+        TokenizedInputs=lambda ids, mask: (ids, mask),
     )
     tensors = ModuleType("openvino")
     tensors.__dict__.update(Tensor=lambda array: array)
@@ -172,7 +175,10 @@ def test_openvino_is_asked_for_the_whole_distribution_and_answers_in_the_words_o
     monkeypatch.setattr(openvino.importlib.metadata, "version", lambda _: "1.0")
 
     pipeline = openvino.Pipeline({"model": "a.gguf", "threads": 3, "speculation": "prompt-lookup"})
-    assert calls[0] == (("a.gguf", "CPU"), {"INFERENCE_NUM_THREADS": 3, "prompt_lookup": True})
+    arguments, properties = calls[0]
+    # By default it would know prompts that come again.
+    assert not properties.pop("scheduler_config").enable_prefix_caching
+    assert (arguments, properties) == (("a.gguf", "CPU"), {"INFERENCE_NUM_THREADS": 3, "prompt_lookup": True})
     assert "max_ngram_size=3" in pipeline.note
     answer = pipeline.complete({"prompt": [1, 2], "n_predict": 3, "temperature": 0.7, "seed": 5})
     assert answer["tokens"] == [7, 8, 9]
