@@ -74,6 +74,15 @@ def shaped(make: Callable[[random.Random], Link]) -> Callable[[Fault, Deployment
     return act
 
 
+async def partitioned(fault: Fault, deployment: Deployment) -> None:
+    """One direction is silent for 1 or 10 seconds, while the other one goes on; nobody is told."""
+    proxy = deployment.proxies[fault.target]
+    bad = (Link(stalled=True), Link())
+    proxy.shape(*(bad if fault.chance.random() < 0.5 else bad[::-1]))
+    await asyncio.sleep(fault.chance.choice(LONG_STOPS_S))
+    proxy.shape()
+
+
 async def flipped(fault: Fault, deployment: Deployment) -> None:
     """Bytes change; what came of that is over with the connections."""
     proxy = deployment.proxies[fault.target]
@@ -260,6 +269,7 @@ KINDS = {
     "jitter": Kind(12, HOPS, shaped(lambda chance: Link(jitter_s=chance.uniform(0.01, 0.2)))),
     "narrow": Kind(8, HOPS, shaped(lambda chance: Link(bytes_per_s=chance.uniform(2_000, 50_000)))),
     "drop": Kind(12, HOPS, shaped(lambda chance: Link(stalled=True))),
+    "partition": Kind(0.5, HOPS, partitioned),
     "cut": Kind(14, HOPS, cut),
     "half-open": Kind(8, HOPS, half_open),
     "refuse": Kind(6, HOPS, greeted(Greeting.REFUSE)),

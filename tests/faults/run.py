@@ -183,7 +183,7 @@ async def _disturb(deployment: Deployment, plan: Plan, report: Report, tell: Cal
 
 def _may(fault: Fault, busy: set[str]) -> bool:
     """A deployment of two verifiers has no promise to keep while both of them are gone for long."""
-    return fault.kind not in ("kill", "lost", "stop long") or not {"verifier 1", "verifier 2"} & busy
+    return fault.kind not in ("kill", "lost", "partition", "stop long") or not {"verifier 1", "verifier 2"} & busy
 
 
 async def _inject(fault: Fault, deployment: Deployment, report: Report, busy: set[str]) -> None:
