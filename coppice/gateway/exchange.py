@@ -15,6 +15,8 @@ from coppice.gateway.errors import ApiError
 
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+# Of the event loop, until the end of a connection is seen that came with the request.
+_TURNS = 4
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -78,6 +80,19 @@ class HttpExchange:
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    async def stays(self) -> None:
+        """Let the end of a connection come that was closed with its request; for after the body.
+
+        Raises:
+            ClientGoneError: the client has left.
+        """
+        left = asyncio.create_task(self._left(), name="client")
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        if left.done():
+            raise ClientGoneError
+        left.cancel()
 
     @contextlib.asynccontextmanager
     async def watched(self, leave: Callable[[], None]) -> AsyncIterator[None]:

@@ -55,6 +55,8 @@ class Generate(Endpoint):
         metadata = caller_metadata(exchange.headers, fields.user)
         timeout_s = self.timeout_s(exchange)
         requests = self.requests(fields, identity)
+        # Clients that leave at once cost no generation.
+        await exchange.stays()
         model = await self._upstream.model_named(fields.model, metadata)
         calls = [self._upstream.generate(request, metadata, timeout_s, exchange.client) for request in requests]
         try:

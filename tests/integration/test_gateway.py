@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -478,6 +479,22 @@ async def test_a_client_that_leaves_cancels_its_call_within_100_ms(start_fakes: 
             took_s.append(time.monotonic() - left_s)
             await eventually(lambda: not verifier.active)
     assert min(took_s) < 0.1
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_clients_that_leave_with_their_request_cost_no_generation(start_fakes: StartFakes, streams: bool) -> None:
+    verifier = FakeVerifier(pass_s=0.02)
+    async with start_fakes(verifier) as (_, one), gateway_to(one.address) as address:
+        # What is known of the model afterwards.
+        await post(address, COMPLETIONS, BODY)
+        request = request_bytes("POST", COMPLETIONS, json.dumps({**BODY, "stream": streams}).encode())
+        host, _, port = address.rpartition(":")
+        for _ in range(10):
+            # In one piece: the event loop sees both at once.
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(request)
+            await asyncio.sleep(0.02)
+        assert len(verifier.opened) == 1
 
 
 async def test_a_deadline_is_an_answer(start_fakes: StartFakes) -> None:
