@@ -63,7 +63,7 @@ def main(
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / RESULT).write_text(json.dumps(result, indent=2) + "\n")
+        (out / RESULT).write_text(json.dumps(result, indent=0) + "\n")
     broken = [row.name for row in rows if row.broken]
     typer.echo(f"{len(broken)} of {len(rows)} rows break a limit{': ' if broken else ''}{', '.join(broken)}")
     raise typer.Exit(bool(broken))

@@ -103,7 +103,7 @@ def write_report(report: Report, shown: Shown, out: Path) -> str:
 def write_json(report: Mapping[str, Any], path: Path) -> None:
     """Write the document, for people to diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def shown_path(path: Path) -> str:
