@@ -88,11 +88,13 @@ class HttpExchange:
             ClientGoneError: the client has left.
         """
         left = asyncio.create_task(self._left(), name="client")
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
-        if left.done():
-            raise ClientGoneError
-        left.cancel()
+        try:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            if left.done():
+                raise ClientGoneError
+        finally:
+            left.cancel()
 
     @contextlib.asynccontextmanager
     async def watched(self, leave: Callable[[], None]) -> AsyncIterator[None]:
