@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import random
+import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -36,16 +32,42 @@ def test_the_interval_of_the_slope_holds_the_true_one_in_about_95_of_100_runs(sl
     assert abs(found[0]["last_mib"] - found[0]["first_mib"] - 0.9 * slope * 400 / 60) < 2
 
 
-class Grown(Service):
-    """This process, as a service."""
+CHILD = """
+import os, sys, threading
+held = []
+print("ready", flush=True)
+kind = sys.stdin.readline().strip()
+if kind == "files":
+    held += [open(os.devnull) for _ in range(9)]
+if kind == "threads":
+    for _ in range(5):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("held", flush=True)
+sys.stdin.readline()
+"""
 
-    def __init__(self) -> None:
-        super().__init__("itself", "none", {})
+
+class Grown(Service):
+    """A child process, as a service: this one also holds what other tests left to the garbage collector."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        super().__init__("child", "none", {})
+        self.child = child
         self.num_tasks = 5.0
 
     @property
     def pid(self) -> int:
-        return os.getpid()
+        return self.child.pid
+
+    def told(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline().strip()
+
+    def hold(self, kind: str) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write(kind + "\n")
+        self.child.stdin.flush()
+        assert self.told() == "held"
 
     async def metrics(self) -> dict[str, float]:
         return {"coppice_gateway_event_loop_tasks": self.num_tasks}
@@ -54,24 +76,18 @@ class Grown(Service):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("kind", ["files", "threads", "tasks", ""])
 async def test_what_is_still_held_at_the_end_is_found(kind: str) -> None:
-    service = Grown()
-    deployment = Deployment({}, lambda: None, {"itself": service})
-    before = await fault_runs._held(deployment)
-    done = threading.Event()
-    with contextlib.ExitStack() as stack:
-        if kind == "files":
-            for _ in range(9):
-                stack.enter_context(Path(os.devnull).open())  # noqa: ASYNC230
-        if kind == "threads":
-            stack.callback(done.set)
-            for _ in range(5):
-                threading.Thread(target=done.wait, daemon=True).start()
+    command = [sys.executable, "-I", "-c", CHILD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
+        service = Grown(child)
+        assert service.told() == "ready"
+        deployment = Deployment({}, lambda: None, {"child": service})
+        before = await fault_runs._held(deployment)
+        service.hold(kind)
         if kind == "tasks":
             service.num_tasks += 9
-        await asyncio.sleep(0)
         after = await fault_runs._held(deployment)
-    report = Report(held={"itself": fault_runs._more(before["itself"], after["itself"])})
+    report = Report(held={"child": fault_runs._more(before["child"], after["child"])})
     found = fault_runs._process_violations(deployment, report)
     assert bool(found) == bool(kind)
     if kind:
-        assert "itself holds more than before the first fault" in found[0]
+        assert "child holds more than before the first fault" in found[0]
