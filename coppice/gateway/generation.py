@@ -16,12 +16,15 @@ import grpc
 from coppice.gateway.choices import AnswerChoice, ChatChoice, CompletionChoice, Wanted, usage_fields
 from coppice.gateway.endpoint import Endpoint, caller_metadata
 from coppice.gateway.errors import from_rpc
-from coppice.gateway.exchange import HttpExchange
+from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
 from coppice.gateway.tool_calls import AnswerParser, ForcedCall, PlainText, RequiredCall, TaggedCalls
 from coppice.gateway.translation import chat_request, completion_requests, renaming
 from coppice.gateway.upstream import Call, ServedModel
 from coppice.v1 import inference_pb2
+
+# After a client that left before its answer was complete.
+_WARY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Generate(Endpoint):
     """An endpoint that generates."""
 
     form: ClassVar[AnswerForm]
+    # Time of the event loop until which clients are expected to leave at once.
+    _wary_until_s = 0.0
 
     @abstractmethod
     def requests(self, fields: Any, identity: str) -> list[inference_pb2.GenerateRequest]:
@@ -52,11 +57,19 @@ class Generate(Endpoint):
 
     async def respond(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
         """Answer whole, or in a stream of events."""
+        try:
+            await self._generate(exchange, fields, identity)
+        except ClientGoneError:
+            self._wary_until_s = asyncio.get_running_loop().time() + _WARY_S
+            raise
+
+    async def _generate(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
         metadata = caller_metadata(exchange.headers, fields.user)
         timeout_s = self.timeout_s(exchange)
         requests = self.requests(fields, identity)
-        # Clients that leave at once cost no generation.
-        await exchange.stays()
+        # Where clients have left, others that leave at once cost no generation.
+        if asyncio.get_running_loop().time() < self._wary_until_s:
+            await exchange.stays()
         model = await self._upstream.model_named(fields.model, metadata)
         calls = [self._upstream.generate(request, metadata, timeout_s, exchange.client) for request in requests]
         try:
