@@ -85,7 +85,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             sum(row["failed"].values()),
             f"{quiet['p50_ms']:.0f}, {attack['p50_ms']:.0f}",
             f"{quiet['p99_ms']:.0f}, {attack['p99_ms']:.0f}",
-            f"{row['ratio']:.2f} ({row['max_ratio']:g})",
+            f"{', '.join(f'{ratio:.2f}' for ratio in row['ratios'])} ({row['max_ratio']:g})",
             ", ".join(f"{row['peak_mib'][name]:.0f}" if name in row["peak_mib"] else "-" for name in names),
             "; ".join(row["broken"]) or "none",
         )

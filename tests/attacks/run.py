@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ SAMPLE_S = 0.05
 QUIET_REQUESTS, MOST_QUIET_S = 40, 12.0
 # After an attack: how long the services may take to end what it has left.
 PAUSE_S, RECOVERY_S = 1.0, 5.0
+# Measurements of a row whose latency was over its limit; the median counts.
+ATTEMPTS = 3
 MAX_MEMORY_SHARE = 0.6
 # Services that keep so much more than at their start are started anew, so that the next row begins like the first.
 MAX_KEPT_MIB = 128.0
@@ -38,6 +40,7 @@ STOP_S = 5.0
 OK = "OK"
 # What an attacker has sent that did not say.
 CRASHED = {"crashed": 1}
+SLOW = "p99"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class Row:
     # p99 under attack over p99 in the quiet phase, and what it may be.
     ratio: float
     max_ratio: float
+    # Those of all measurements; the row is of the one that counts.
+    ratios: list[float]
     # Ends of the good client's requests under attack that were no success, by status.
     failed: dict[str, int]
     # What the first of each status said.
@@ -222,6 +227,7 @@ class Run:
         self._quiet = await self._quiet_phase()
         await asyncio.sleep(max(0.0, end_s + settings.after_s - time.monotonic()))
         under = latencies(requests)
+        ratio = round(under.p99_ms / quiet.p99_ms, 2) if quiet.p99_ms and under.requests else 0.0
         return self._judged(
             Row(
                 name=attack.name,
@@ -231,8 +237,9 @@ class Run:
                 sent=sent,
                 quiet=quiet,
                 attack=under,
-                ratio=round(under.p99_ms / quiet.p99_ms, 2) if quiet.p99_ms and under.requests else 0.0,
+                ratio=ratio,
                 max_ratio=attack.max_ratio,
+                ratios=[ratio],
                 failed=_failed(requests),
                 failed_afterwards=_failed(self._quiet),
                 details={request.status: request.detail for request in reversed(requests) if request.status != OK},
@@ -332,7 +339,7 @@ class Run:
             if row.peak_mib.get(name, 0.0) >= MAX_MEMORY_SHARE * limit:
                 row.broken.append(f"memory of {name}: {row.peak_mib[name]:.0f} of {limit:.0f} MiB")
         if self._settings.limits_latency and row.ratio > row.max_ratio:
-            row.broken.append(f"p99 {row.ratio:g} times as long, limit {row.max_ratio:g}")
+            row.broken.append(f"{SLOW} {row.ratio:g} times as long, limit {row.max_ratio:g}")
         return row
 
 
@@ -359,14 +366,31 @@ async def _rows(
     await client.start(deployment, settings.tenant)
     run = Run(deployment, client, settings, tell)
     try:
-        for index, attack in enumerate(attacks):
-            rows.append(await run.row(attack))
-            tell(line(rows[-1]))
-            if index + 1 < len(attacks):
-                await run.renew(rows[-1])
+        last = None
+        for attack in attacks:
+            attempts: list[Row] = []
+            while not attempts or (is_only_slow(attempts[0]) and len(attempts) < ATTEMPTS):
+                if last is not None:
+                    await run.renew(last)
+                last = await run.row(attack)
+                attempts.append(last)
+                tell(line(last))
+            rows.append(counted(attempts))
     finally:
         await run.close()
     return rows
+
+
+def is_only_slow(row: Row) -> bool:
+    """Whether nothing but its latency is over a limit."""
+    return len(row.broken) == 1 and row.broken[0].startswith(SLOW)
+
+
+def counted(attempts: Sequence[Row]) -> Row:
+    """The measurement that counts: one that breaks another limit than latency's, else that of the median ratio."""
+    wrong = [row for row in attempts if row.broken and not is_only_slow(row)]
+    by_ratio = sorted(attempts, key=lambda row: row.ratio)
+    return replace((wrong or by_ratio[len(attempts) // 2 :])[0], ratios=[row.ratio for row in attempts])
 
 
 def latencies(requests: Sequence[Request]) -> Latencies:

@@ -8,6 +8,8 @@ import ssl
 import sys
 import threading
 import time
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.attacks import chart_limits, http2, http_attacks, message_attacks
 from tests.attacks.http2 import DATA, PING, Attempt, Connection, Target, TimeIsUpError, integer, literal, numbered
 from tests.attacks.kinds import ATTACKS, PATHS, chosen
 from tests.attacks.message_attacks import check_messages
-from tests.attacks.run import HEADER, Settings, attacked, line
+from tests.attacks.run import HEADER, SLOW, Row, Settings, attacked, counted, is_only_slow, line
 from tests.raw_http2 import ACK, END_HEADERS, HEADERS, frame
 
 # Of each way to attack, one: streams, headers, large messages, many of them, handshakes.
@@ -65,6 +67,36 @@ def test_attacks_are_chosen_by_name() -> None:
     with pytest.raises(ValueError, match="no attack 'other'"):
         chosen("other")
     assert all(attack.what for attack in ATTACKS.values())
+
+
+def row(ratio: float, *broken: str) -> Row:
+    numbers: dict[str, Any] = dict.fromkeys((one.name for one in fields(Row)), 0)
+    slow = [f"{SLOW} {ratio:g} times as long, limit 2"] if ratio > 2 else []
+    return Row(**{**numbers, "ratio": ratio, "ratios": [ratio], "broken": [*broken, *slow]})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "ratio", "num_broken"),
+    [
+        ([row(1.5)], 1.5, 0),
+        ([row(2.7), row(1.4), row(1.9)], 1.9, 0),
+        ([row(2.7), row(2.1), row(1.9)], 2.1, 1),
+        # What went wrong once is not measured away.
+        ([row(2.7), row(1.4, "1 requests with other tokens"), row(1.9)], 1.4, 1),
+        ([row(1.0, "ended: verifier")], 1.0, 1),
+    ],
+)
+def test_the_median_of_latency_counts_and_everything_else_at_once(
+    attempts: list[Row], ratio: float, num_broken: int
+) -> None:
+    found = counted(attempts)
+    assert (found.ratio, len(found.broken)) == (ratio, num_broken)
+    assert found.ratios == [one.ratio for one in attempts]
+
+
+def test_only_rows_that_are_slow_and_nothing_else_are_measured_again() -> None:
+    assert is_only_slow(row(2.7))
+    assert not any(map(is_only_slow, (row(1.5), row(2.7, "ended: verifier"), row(1.0, "ended: verifier"))))
 
 
 def _accept(server: socket.socket, *, closes: bool) -> None:
