@@ -73,8 +73,6 @@ class Generate(Endpoint):
         model = await self._upstream.model_named(fields.model, metadata)
         calls = [self._upstream.generate(request, metadata, timeout_s, exchange.client) for request in requests]
         try:
-            # The calls are sent in a turn of the event loop, before all that is needed for their answers.
-            await asyncio.sleep(0)
             answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
             rename = renaming(fields)
             async with exchange.watched(lambda: _cancel(calls)):

@@ -19,10 +19,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice.gateway.errors import ApiError, from_rpc
 from coppice.net.certificates import Certificates
+from coppice.net.loop.call import LoopCall
+from coppice.net.loop.channel import LoopChannel
 from coppice.net.rpc import open_channel
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+GENERATE = f"/{SERVICE_NAME}/Generate"
 # Calls that only read what the orchestrator knows.
 QUICK_TIMEOUT_S = 5.0
 # How long the served model's name is taken as known: a restarted orchestrator may serve another.
@@ -31,7 +34,7 @@ KNOWN_S = 5.0
 NUM_CHANNELS = 16
 
 Metadata = Sequence[tuple[str, str]]
-Call = grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
+Call = LoopCall[inference_pb2.GenerateResponse]
 RoundsCall = grpc.aio.UnaryStreamCall[Any, inference_pb2.WatchRoundsResponse]
 
 
@@ -52,11 +55,10 @@ class Upstream:
 
     def __init__(self, address: str, served_model_name: str = "", certificates: Certificates | None = None) -> None:
         self._served_model_name = served_model_name
-        self._open = partial(open_channel, address, certificates=certificates)
-        self._channel = self._open()
-        # Of generations, with a stub for each by its number.
-        self._channels: list[grpc.aio.Channel] = []
-        self._stubs: dict[int, inference_pb2_grpc.InferenceServiceStub] = {}
+        self._open = partial(LoopChannel, address, certificates)
+        self._channel = open_channel(address, certificates=certificates)
+        # Of generations, by their numbers.
+        self._channels: dict[int, LoopChannel] = {}
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._known: ServedModel | None = None
@@ -64,7 +66,8 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
-        for channel in (self._channel, *self._channels):
+        await self._channel.close()
+        for channel in self._channels.values():
             await channel.close()
 
     def generate(
@@ -72,13 +75,11 @@ class Upstream:
     ) -> Call:
         """Begin a generation for a client at this IP address."""
         number = _channel_number(client)
-        stub = self._stubs.get(number)
-        if stub is None:
-            channel = self._open(has_own_connection=True)
-            self._channels.append(channel)
-            stub = self._stubs[number] = inference_pb2_grpc.InferenceServiceStub(channel)
-        call: Call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        return call
+        channel = self._channels.get(number)
+        if channel is None:
+            channel = self._channels[number] = self._open()
+        data = request.SerializeToString()
+        return channel.call(GENERATE, data, inference_pb2.GenerateResponse.FromString, metadata, timeout_s)
 
     def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:
         """Begin to watch rounds, of one request or of all that the caller may see."""

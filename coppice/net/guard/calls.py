@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from coppice.net.guard import frames
-from coppice.net.guard.frames import CANCEL, DATA, REFUSED_STREAM
+from coppice.net import frames
+from coppice.net.frames import CANCEL, DATA, REFUSED_STREAM
 from coppice.net.guard.limits import GuardLimits, Room
 from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.streams import HttpStream

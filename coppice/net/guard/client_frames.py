@@ -12,9 +12,8 @@ import re
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from coppice.net.guard import frames
-from coppice.net.guard.calls import Calls
-from coppice.net.guard.frames import (
+from coppice.net import frames
+from coppice.net.frames import (
     ACK,
     COMPRESSION_ERROR,
     CONTINUATION,
@@ -42,6 +41,7 @@ from coppice.net.guard.frames import (
     Headers,
     ProtocolError,
 )
+from coppice.net.guard.calls import Calls
 from coppice.net.guard.limits import GuardLimits
 from coppice.net.guard.pending import PEER_KEY
 from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError, content

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from coppice.net.guard import frames
+from coppice.net import frames
+from coppice.net.frames import HEAD_BYTES, PREFACE, SETTINGS, ProtocolError
 from coppice.net.guard.calls import Calls
 from coppice.net.guard.client_frames import ClientFrames
-from coppice.net.guard.frames import HEAD_BYTES, PREFACE, SETTINGS, ProtocolError
 from coppice.net.guard.limits import GuardLimits, Room
 from coppice.net.guard.server_frames import ServerFrames
 from coppice.net.guard.turnstile import HostAccount, Turnstile

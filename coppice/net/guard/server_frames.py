@@ -5,9 +5,8 @@ The server's header blocks do not use the dynamic table, so any of them may be d
 
 from __future__ import annotations
 
-from coppice.net.guard import frames
-from coppice.net.guard.calls import Calls
-from coppice.net.guard.frames import (
+from coppice.net import frames
+from coppice.net.frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -23,6 +22,7 @@ from coppice.net.guard.frames import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from coppice.net.guard.calls import Calls
 
 
 class ServerFrames:

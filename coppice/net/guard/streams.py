@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 
-from coppice.net.guard.frames import END_STREAM, HEADERS, Headers, without_padding
+from coppice.net.frames import END_STREAM, HEADERS, Headers, without_padding
 
 # Prefix of a gRPC message: compression flag and length.
 PREFIX_BYTES = 5

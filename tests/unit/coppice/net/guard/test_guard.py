@@ -17,7 +17,7 @@ import grpc
 import pytest
 import trustme
 
-from coppice.net.guard import frames
+from coppice.net import frames
 from coppice.net.guard.guard import Guard
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.guard.limits import GuardLimits

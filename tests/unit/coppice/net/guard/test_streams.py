@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.net.guard.frames import DATA, HEADERS, ProtocolError, header_frames, without_padding
+from coppice.net.frames import DATA, HEADERS, ProtocolError, header_frames, without_padding
 from coppice.net.guard.streams import PREFIX_BYTES, SMALL_BYTES, Messages, MessageTooLargeError
 
 

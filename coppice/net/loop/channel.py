@@ -1,0 +1,195 @@
+"""A channel on the event loop: it connects when it is called, and again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from coppice.net.certificates import Certificates
+from coppice.net.frames import Headers
+from coppice.net.loop.call import PREFIX_BYTES, LoopCall
+from coppice.net.loop.connection import LoopConnection
+
+Message = TypeVar("Message")
+
+# To connect to each address of a name, TLS included.
+CONNECT_S = 2.0
+# Of a call, and how long it then waits, more after each.
+_MOST_REFUSALS = 5
+_AGAIN_S = 0.01
+# Numbers in grpc-timeout have at most eight digits.
+_MOST_DIGITS = 99_999_999
+
+
+class LoopChannel:
+    """Calls of one server; close it. Plaintext without certificates, which are the current ones of each connection."""
+
+    def __init__(
+        self,
+        address: str,
+        certificates: Certificates | None = None,
+        silence_s: float = 30.0,
+        answer_s: float = 10.0,
+    ) -> None:
+        """After `silence_s` without a word the server is asked for one, and lost after `answer_s` more."""
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._address = address
+        self._certificates = certificates
+        self._times = (silence_s, answer_s)
+        self._connection: LoopConnection | None = None
+        # With those whose servers take no more calls, while the last ones run.
+        self._connections: set[LoopConnection] = set()
+        self._connecting: asyncio.Task[None] | None = None
+        self._waiting: deque[LoopCall[Any]] = deque()
+        self._is_closed = False
+
+    def call(
+        self,
+        path: str,
+        request: bytes,
+        parse: Callable[[bytes], Message],
+        metadata: Sequence[tuple[str, str]] = (),
+        timeout_s: float = math.inf,
+    ) -> LoopCall[Message]:
+        """Begin a call of a method with one request; it is sent at once where there is a connection.
+
+        `metadata` is printable ASCII; `parse` reads a message.
+        """
+        named = [(name.encode(), value.encode()) for name, value in metadata]
+        body = b"\0" + len(request).to_bytes(PREFIX_BYTES - 1, "big") + request
+        call = LoopCall(self._headers(path, timeout_s) + named, body, parse)
+        if timeout_s < math.inf:
+            call.deadline = asyncio.get_running_loop().call_later(timeout_s, _expire, call)
+        self._begin(call)
+        return call
+
+    async def close(self) -> None:
+        """Close the connections and fail their calls."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
+        for connection in tuple(self._connections):
+            connection.close()
+        self._go_on()
+
+    def _headers(self, path: str, timeout_s: float) -> Headers:
+        name = self._certificates.server_name if self._certificates is not None else ""
+        headers = [
+            (b":method", b"POST"),
+            (b":scheme", b"http" if self._certificates is None else b"https"),
+            (b":path", path.encode()),
+            (b":authority", (name or self._address).encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"coppice"),
+        ]
+        if timeout_s < math.inf:
+            headers.append((b"grpc-timeout", _timeout(timeout_s)))
+        return headers
+
+    def _go_on(self) -> None:
+        """Send waiting calls, or connect for them."""
+        if self._connection is not None and not self._connection.is_open:
+            self._connection = None
+        self._connections = {one for one in self._connections if not one.is_lost}
+        while self._waiting and self._waiting[0].has_ended:
+            self._waiting.popleft()
+        if self._is_closed:
+            self._fail_waiting("the channel is closed")
+        if not self._waiting:
+            return
+        if self._connection is None:
+            if self._connecting is None:
+                self._connecting = asyncio.create_task(self._connect(), name="connecting")
+            return
+        while self._waiting and self._connection.has_place:
+            call = self._waiting.popleft()
+            if not call.has_ended:
+                self._connection.begin(call)
+
+    def _again(self, call: LoopCall[Any], reason: str) -> None:
+        """Send a call again that a server has not looked at, after a moment: it may count some that have ended."""
+        call.num_refusals += 1
+        if call.num_refusals > _MOST_REFUSALS:
+            call.fail(grpc.StatusCode.UNAVAILABLE, reason)
+        else:
+            asyncio.get_running_loop().call_later(_AGAIN_S * call.num_refusals, self._begin, call)
+
+    def _begin(self, call: LoopCall[Any]) -> None:
+        self._waiting.append(call)
+        self._go_on()
+
+    async def _connect(self) -> None:
+        error: Exception | None = None
+        try:
+            self._connection = await self._connected()
+            self._connections.add(self._connection)
+        except (OSError, UnicodeError) as reason:  # the latter from a host that cannot be a name
+            error = reason
+        finally:
+            self._connecting = None
+        if error is not None:
+            self._fail_waiting(f"no connection to {self._address}: {error}")
+        self._go_on()
+
+    async def _connected(self) -> LoopConnection:
+        """A connection to the first address of the name that answers.
+
+        Raises:
+            OSError: none of them does in time.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        context, name = self._context()
+        error = OSError("the name has no address")
+        for *_, place in found:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    _, connection = await loop.create_connection(
+                        lambda: LoopConnection(self._go_on, self._again, *self._times),
+                        str(place[0]),
+                        int(place[1]),
+                        ssl=context,
+                        server_hostname=name,
+                    )
+            except OSError as reason:
+                error = reason
+            else:
+                return connection
+        raise error
+
+    def _context(self) -> tuple[ssl.SSLContext | None, str | None]:
+        """Context of the current certificates, and the name that the server's has to have."""
+        if self._certificates is None:
+            return None, None
+        pems, files = self._certificates.current(), self._certificates.tls
+        context = ssl.create_default_context(cadata=None if pems.ca is None else pems.ca.decode())
+        context.set_alpn_protocols(["h2"])
+        if pems.cert is not None:
+            context.load_cert_chain(files.cert, files.key, password="")
+        return context, self._certificates.server_name or self._host
+
+    def _fail_waiting(self, reason: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.fail(grpc.StatusCode.UNAVAILABLE, reason)
+
+
+def _expire(call: LoopCall[Any]) -> None:
+    call.on_cancel()
+    call.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+
+def _timeout(seconds: float) -> bytes:
+    """Value of grpc-timeout."""
+    ms = math.ceil(max(seconds, 0.001) * 1000)
+    return b"%dm" % ms if ms <= _MOST_DIGITS else b"%dS" % min(math.ceil(seconds), _MOST_DIGITS)
