@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 
+from coppice.checkpoints.files import one_line
 from coppice.core.errors import CoppiceError
 from coppice.kernels.cpu.openmp import set_spin_count
+from coppice.memory_limit import check_memory
 from coppice.net import rpc
 from coppice.net.certificates import read_certificates
 from coppice.obs.logs import configure_logging
@@ -30,6 +32,7 @@ def main() -> int:
     try:
         configure_logging(os.environ)
         config = DrafterConfig.from_env(os.environ)
+        check_memory()
         certificates = read_certificates(config.tls, "TLS_")
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
@@ -41,6 +44,9 @@ def main() -> int:
         drafter = load_drafter(config)
     except (CoppiceError, OSError, ValueError) as error:
         logger.error("MODEL %r cannot be used: %s", config.model, error)
+        return BAD_CONFIGURATION
+    except MemoryError as error:
+        logger.error("no memory for MODEL %r (%s)", config.model, one_line(error))
         return BAD_CONFIGURATION
     try:
         tracer = open_tracer("coppice-drafter", os.environ)

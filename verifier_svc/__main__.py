@@ -7,6 +7,7 @@ import os
 import sys
 
 from coppice.kernels.cpu.openmp import set_spin_count
+from coppice.memory_limit import check_memory
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.obs.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
@@ -25,7 +26,7 @@ def main() -> None:
 
 
 def read_settings() -> tuple[VerifierConfig, Certificates | None]:
-    """Settings and certificates from the environment; exits with an error if they are invalid."""
+    """Settings and certificates from the environment; exits with an error if they or the memory do not do."""
     try:
         configure_logging(os.environ)
     except ValueError as error:
@@ -33,6 +34,7 @@ def read_settings() -> tuple[VerifierConfig, Certificates | None]:
         sys.exit(CONFIGURATION_ERROR)
     try:
         config = VerifierConfig.from_env()
+        check_memory()
         return config, read_certificates(config.tls, "TLS_")
     except ValueError as error:
         logger.error("%s", error)

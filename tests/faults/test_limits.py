@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coppice import memory_limit
 from coppice.client import Client, Options
 from tests.faults.doors import write_checkpoint
 from tests.http_client import post
@@ -116,3 +117,27 @@ def test_a_cache_that_does_not_fit_is_said_in_one_line(checkpoint: Path) -> None
     assert "no memory for the target and its KV cache" in done.stderr.splitlines()[-1]
     assert "lower KV_CACHE_MIB" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["verifier_svc", "drafter_svc"])
+def test_too_little_memory_for_any_model_is_said_in_one_line(module: str, checkpoint: Path) -> None:
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "LISTEN_ADDRESS": "127.0.0.1:0"}
+    command = [sys.executable, "-c", LIMITED, "300", module]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("only 300 MiB of memory are allowed here: a model needs at least 512 MiB")
+
+
+def test_the_smaller_of_the_limits_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(memory_limit, "_CGROUP", file)
+    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda _: (1 << 30, -1))
+    assert memory_limit.memory_limit_mib() == 1024
+    for text, limit in (("max", 1024), (str(768 << 20), 768), (str(2 << 30), 1024)):
+        file.write_text(f"{text}\n")
+        assert memory_limit.memory_limit_mib() == limit
+    memory_limit.check_memory()
+    file.write_text(str(511 << 20))
+    with pytest.raises(ValueError, match="only 511 MiB of memory are allowed here"):
+        memory_limit.check_memory()
