@@ -79,6 +79,9 @@ class TopologySpec:
     # Directory of the adapter with which verifiers' targets draft for themselves, empty for none; None leaves it to the
     # environment.
     space: str | None = None
+    # Numbers and quantisation of the target, as verifiers' settings have them.
+    dtype: str = ""
+    quantization: str = ""
     tensor_parallel: int = 0
     kv_cache_mib: int = 0
     # Where the prefix cache is kept; empty leaves it in the orchestrator.
@@ -288,7 +291,9 @@ class Topology:
 
     def _target_env(self) -> dict[str, str]:
         space = {} if self._spec.space is None else {"SPACE_ADAPTER": self._spec.space}
-        return _given(KV_CACHE_MIB=self._spec.kv_cache_mib) | space
+        spec = self._spec
+        own = _given(KV_CACHE_MIB=spec.kv_cache_mib, DTYPE=spec.dtype, QUANTIZATION=spec.quantization)
+        return own | space
 
     def _verifier_env(self) -> dict[str, str]:
         parallel = _given(TENSOR_PARALLEL=self._spec.tensor_parallel)

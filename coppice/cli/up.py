@@ -62,6 +62,13 @@ def up(
     ] = "",
     device: Device = "",
     threads: Threads = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(metavar="auto|float32|bfloat16", help="Numbers that the target is served in. Default: auto."),
+    ] = "",
+    quantization: Annotated[
+        str, typer.Option(metavar="none|int8", help="int8: the target's weights in 8 bits. Default: none.")
+    ] = "",
     tensor_parallel: Annotated[
         int, typer.Option(min=0, metavar="N", help="Processes that hold a part of the target each. Default: one.")
     ] = 0,
@@ -101,14 +108,17 @@ def up(
         require_extra("gateway", "--http-port")
     if redis:
         require_extra("redis", "--redis")
-    if rounds not in ("", "asynchronous", "synchronous"):
-        raise typer.BadParameter(f"must be asynchronous or synchronous, got {rounds!r}", param_hint="--rounds")
-    # What a process holds only a part of cannot be adapted.
-    own_drafts = OFF if space == AUTO and tensor_parallel > 1 else space
+    require_choice("--dtype", dtype, "auto", "float32", "bfloat16")
+    require_choice("--quantization", quantization, "none", "int8")
+    require_choice("--rounds", rounds, "asynchronous", "synchronous")
+    # A target in parts, or in 8 bits, cannot be adapted.
+    own_drafts = OFF if space == AUTO and (tensor_parallel > 1 or quantization == "int8") else space
     spec = topology_spec(target, drafter, port, device, threads, own_drafts)
     with refusing("--colocated", ValueError):
         spec = replace(
             spec,
+            dtype=dtype,
+            quantization=quantization,
             tensor_parallel=tensor_parallel,
             redis=redis,
             verifiers=verifiers,
@@ -124,6 +134,12 @@ def up(
         os.environ.setdefault("LOG_LEVEL", "WARNING")
     if error := asyncio.run(serve(spec, partial(expected_gain, target, bool(drafter)), verbose=verbose)):
         raise error
+
+
+def require_choice(option: str, value: str, *known: str) -> None:
+    """Raise typer.BadParameter unless the value of an option is known, or empty."""
+    if value and value not in known:
+        raise typer.BadParameter(f"must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}", param_hint=option)
 
 
 def require_tls(directory: str) -> None:
