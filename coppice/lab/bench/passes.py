@@ -34,6 +34,8 @@ from verifier_svc.model.target_model import TargetModel
 
 # Up to here the price of a further row is stated: trees of one request are not larger on a CPU.
 SLOPE_ROWS = 32
+# Tokens before passes of some rows that are compared with a pass of one.
+ROWS_CONTEXT = 256
 
 NOT_STRICT = "Strict mode is not what this machine's verifier takes by itself: its cost was not measured."
 
@@ -109,14 +111,19 @@ def measure_passes(
 
 
 def pass_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """A pass of one row over transformers' by context, and strict over fast mode by context and rows."""
+    """A pass of one row over transformers' by context, passes of more rows over one, and strict over fast mode.
+
+    `rowsN/rows1` are after `ROWS_CONTEXT` tokens.
+    """
     alone = {f"pass/transformers.context-{row['context']}": row["ratio"] for row in rows if row["rows"] == 1}
+    sizes = {row["rows"]: row["coppice_ms"] for row in rows if row["context"] == ROWS_CONTEXT}
+    more = {f"rows{size}/rows1": ms / sizes[1] for size, ms in sizes.items() if size > 1 and 1 in sizes}
     strict = {
         f"strict/fast.context-{row['context']}.rows-{row['rows']}": row["strict_over_fast"]
         for row in rows
         if row["strict_over_fast"] is not None
     }
-    return {**alone, **strict}
+    return {**alone, **more, **strict}
 
 
 def slopes(rows: Sequence[Row], context: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.lab.bench import passes
-from coppice.lab.bench.passes import plain_pass, slopes
+from coppice.lab.bench.passes import pass_ratios, plain_pass, slopes
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from verifier_svc.model import loading
 
@@ -28,6 +28,18 @@ def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:
     ]
     assert slopes(times, 64) == pytest.approx({"coppice": 0.5, "transformers": 1.0})
     assert slopes(times, 8) == {}
+
+
+def test_passes_of_more_rows_are_compared_with_one_row_after_one_context() -> None:
+    sizes = ((64, 1, 1.0), (64, 16, 9.0), (256, 1, 2.0), (256, 16, 3.0), (256, 32, 5.0))
+    rows = [
+        {"context": context, "rows": size, "coppice_ms": ms, "ratio": 0.5, "strict_over_fast": None}
+        for context, size, ms in sizes
+    ]
+    alone = {"pass/transformers.context-64": 0.5, "pass/transformers.context-256": 0.5}
+    assert pass_ratios(rows) == alone | {"rows16/rows1": 1.5, "rows32/rows1": 2.5}
+    # Without a pass of one row there is nothing to compare with.
+    assert pass_ratios(rows[3:]) == {}
 
 
 def test_the_plain_pass_leaves_its_cache_as_it_was(tiny_target: Path) -> None:
