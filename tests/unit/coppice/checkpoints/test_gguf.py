@@ -6,6 +6,7 @@ import fcntl
 import importlib.metadata
 import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,8 +156,13 @@ def test_every_kind_of_block_is_dequantised_exactly(kind: str, tmp_path: Path) -
             assert torch.equal(after[name].float(), torch.from_numpy(exact)), name
 
 
-def requantise(source: Path, out: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """The same file with other matrices."""
+def requantise(
+    source: Path,
+    out: Path,
+    kind: gguf.GGMLQuantizationType,
+    blocks_of: Callable[[str, Any], Any] | None = None,
+) -> None:
+    """The same file with other matrices: quantised, or the blocks of a matrix by name and values."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
@@ -164,9 +170,11 @@ def requantise(source: Path, out: Path, kind: gguf.GGMLQuantizationType) -> None
             inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], inner)
     for tensor in reader.tensors:
-        values = tensor.data
+        values = np.array(tensor.data)
         as_kind = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, gguf.quantize(np.array(values), as_kind), raw_dtype=as_kind)
+        given = values.ndim > 1 and blocks_of is not None
+        rows = blocks_of(tensor.name, values) if given else gguf.quantize(values, as_kind)
+        writer.add_tensor(tensor.name, rows, raw_dtype=as_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
