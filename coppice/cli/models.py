@@ -17,6 +17,8 @@ from coppice.cli.errors import require_extra
 from coppice.cli.options import here, refusing
 
 MIB = 1 << 20
+# Bytes of a weight by dtype, and quantised.
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,12 @@ def checked(model: str) -> dict[str, Any]:
     from verifier_svc.layers.kinds import layer_kinds
     from verifier_svc.model.loading import load_probed_target
 
-    target, info = load_probed_target(VerifierConfig.from_env({"MODEL": model}))
+    settings = VerifierConfig.from_env(model=model)
+    target, info = load_probed_target(settings)
     config = target.model.config.get_text_config()
     # Of committed tokens, and after the pending tokens of a pass.
     states = 0 if target.recurrent is None else 2 * target.recurrent.bytes_per_state
+    weight_bytes = WEIGHT_BYTES[info.dtype if info.quantization == "none" else info.quantization]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
     return {
         "name": info.name,
@@ -114,6 +118,9 @@ def checked(model: str) -> dict[str, Any]:
         "weights": info.weights_fingerprint,
         "bytes_per_token": target.bytes_per_slot,
         "bytes_per_sequence": states,
+        # As served; the KV cache takes its memory when it is filled.
+        "weights_mib": round(info.num_parameters * weight_bytes / MIB),
+        "kv_cache_mib": settings.kv_cache_mib,
         "peak_memory_mib": round(peak / MIB),
     }
 

@@ -61,14 +61,6 @@ class GrammarCache:
         return any(entry is not None for entry in forgotten)
 
 
-def release_memory() -> None:
-    """Return free memory to the system, which glibc does not do by itself; a no-op elsewhere."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-
-
 def allocated_bytes() -> int | None:
     """Bytes allocated from the C allocator, by libraries but not by Python; None if unknown."""
     count = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -68,6 +69,8 @@ _ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
     (SILU, F.silu),
     (GELU_TANH, functools.partial(F.gelu, approximate="tanh")),
 )
+# Rows of weights packed at once, whole panels: what that takes besides is little of an output layer's size.
+_PACKED_ROWS = 64 * PANEL
 _NO_NORM = torch.empty(0)
 _NO_SCALES = np.empty(0, np.float32)
 
@@ -91,6 +94,7 @@ class CompiledLayers:
         Raises:
             IncompatibleError: the layers are not of the family, or have unsupported parts.
         """
+        self._model = model
         self._body: Any = model.base_model
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
@@ -126,11 +130,17 @@ class CompiledLayers:
             del self._body.forward
 
     def release(self) -> None:
-        """Free the weights of the modules, which are kept here as panels; the layers' own forwards are gone with it."""
+        """Free the weights of the modules, which are kept here as panels; the layers' own forwards are gone with it.
+
+        Weights may be parts of the checkpoint's mapped file, which is in memory as long as one of them is: what is left
+        is copied.
+        """
         for layer in self._layers:
             for module in layer.modules():
                 if type(module) is nn.Linear:
                     module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        for parameter in self._model.parameters():
+            parameter.data = parameter.detach().clone()
 
     def cut(self, layer: int) -> None:
         """Begin a run with this layer, so that hooks see the output of the one before."""
@@ -391,12 +401,16 @@ def _matrices(
             weights = [F.pad(weight, (0, -weight.shape[1] % PANEL)) for weight in weights]
         if in_turn:
             weights, own_biases = [_in_turn(weights)], [_in_turn(own_biases)]
-        whole, bias = torch.cat(weights), torch.cat(own_biases)
-        panels, own_scales = packing(whole.numpy())
-        if stacked is None:
-            stacked = _aligned(len(linears), panels)
-        stacked[at] = panels
-        scales.append(np.pad(own_scales, (0, -len(own_scales) % PANEL)))
+        whole, bias = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (weights, own_biases))
+        own_scales: list[FloatArray] = []
+        for first in range(0, len(whole), _PACKED_ROWS):
+            panels, some_scales = packing(whole[first : first + _PACKED_ROWS].numpy())
+            if stacked is None:
+                stacked = _aligned((len(linears), -(-len(whole) // PANEL), *panels.shape[1:]), panels)
+            stacked[at, first // PANEL :][: len(panels)] = panels
+            own_scales.append(some_scales)
+        all_scales = np.concatenate(own_scales)
+        scales.append(np.pad(all_scales, (0, -len(all_scales) % PANEL)))
         biases.append(F.pad(bias, (0, -len(bias) % PANEL)).numpy())
     assert stacked is not None
     has_biases = any(linear.bias is not None for some in linears for linear in some)
@@ -412,7 +426,7 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(panels, 1).flatten(0, 2)
 
 
-def _aligned(count: int, one: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Empty array of `count` such arrays, aligned to a cache line."""
-    words = -(-one.nbytes * count // 4)
-    return aligned_zeros(words).view(one.dtype)[: one.size * count].reshape(count, *one.shape)
+def _aligned(shape: tuple[int, ...], alike: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Zeros of a shape and another array's type, aligned to a cache line."""
+    size = math.prod(shape)
+    return aligned_zeros(-(-size * alike.itemsize // 4)).view(alike.dtype)[:size].reshape(shape)

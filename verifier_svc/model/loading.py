@@ -34,6 +34,7 @@ from verifier_svc.extras.pruning.probe import check_pruning
 from verifier_svc.extras.redraft.adapter import Transition, load_adapter
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
+from verifier_svc.heap import release_memory
 from verifier_svc.kernels.base import KernelLimitError, StaticKernel
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
@@ -142,11 +143,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     limit = position_limit(model)
     size_cache(target, config, limit)
     target.record_now()
-    if target.layers is not None:
-        # The last check of the modules is over.
-        target.layers.release()
-    if device.type == "cpu":
-        logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
+    _settle(target)
     # Ranks do not transfer hidden states.
     features = offered_features(target) if ranks is None else FeatureShape()
     text_config = model.config.get_text_config()
@@ -186,6 +183,15 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         special_tokens=tokenizer.special_tokens,
     )
     return target, info
+
+
+def _settle(target: TargetModel) -> None:
+    """Prepare passes of a checked target, and give back what loading took and the target does not keep."""
+    if target.layers is not None:
+        target.layers.release()
+    if target.device.type == "cpu":
+        logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
+    release_memory()
 
 
 def _round_as_served(model: PreTrainedModel, dtype: torch.dtype, quantization: str) -> None:

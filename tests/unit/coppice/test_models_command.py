@@ -67,6 +67,18 @@ def test_a_target_is_checked_without_being_served(tmp_path: Path) -> None:
     assert not found["chat_template"]
 
 
+@pytest.mark.parametrize(("dtype", "mebibytes"), [("float32", 12), ("bfloat16", 6)])
+def test_a_target_is_checked_as_the_verifier_would_serve_it(
+    dtype: str, mebibytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(tmp_path, vocab_size=64, max_context_tokens=64, intermediate_size=1 << 14)
+    monkeypatch.setenv("DTYPE", dtype)
+    monkeypatch.setenv("KV_CACHE_MIB", "4")
+    found = json.loads(RUN.invoke(app, ["models", "--check", str(tmp_path), "--json"]).stdout)
+    assert (found["dtype"], found["weights_mib"], found["kv_cache_mib"]) == (dtype, mebibytes, 4)
+    assert found["peak_memory_mib"] > mebibytes
+
+
 def test_recurrent_layers_are_told_with_their_memory(tmp_path: Path) -> None:
     FAMILIES["lfm2"].write(tmp_path)
     found = json.loads(RUN.invoke(app, ["models", "--check", str(tmp_path), "--json"]).stdout)

@@ -19,7 +19,8 @@ class CompiledNorm(nn.Module):
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
         self.weight = weight
-        self._weight = weight.detach().numpy()
+        # Not a part of the checkpoint's mapped file, all of which it would keep in memory.
+        self._weight = weight.detach().clone().numpy()
         self._epsilon = epsilon
 
     def forward(self, values: Tensor) -> Tensor:

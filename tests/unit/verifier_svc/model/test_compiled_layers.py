@@ -20,6 +20,8 @@ from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.decoder_layers import Matrices
+from verifier_svc.kernels.cpu.panel_products import PANEL
+from verifier_svc.model import compiled_layers
 from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.exactness_probe import rows_stand_alone
@@ -231,6 +233,22 @@ def test_quantised_layers_are_those_of_the_dequantised_model(family: str, rounds
     assert torch.equal(*found)
     kinds = {matrices.panels.dtype for matrices in compiled_matrices(quantised)}
     assert kinds == {np.dtype(np.int8)}
+
+
+@pytest.mark.parametrize("quantizes", [False, True])
+def test_weights_packed_in_parts_are_the_same(quantizes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rows in (compiled_layers._PACKED_ROWS, PANEL):
+        monkeypatch.setattr(compiled_layers, "_PACKED_ROWS", rows)
+        model = new_model("qwen2")
+        if quantizes:
+            quantize_linears(model)
+        found.append(compiled_matrices(compiled(model, quantizes=quantizes)))
+    assert any(matrices.panels.shape[1] > 1 for matrices in found[0]), "there is more than one part"
+    for whole, in_parts in zip(*found, strict=True):
+        for one, other in zip(whole, in_parts, strict=True):
+            assert one.shape == other.shape
+            assert np.array_equal(one, other)
 
 
 def compiled_matrices(target: TargetModel) -> list[Matrices]:

@@ -101,6 +101,8 @@ def test_a_target_says_what_it_is_served_in_and_has_the_tokens_of_that(dtype: An
     if target.layers is not None:
         kept = [name for name, weight in target.model.named_parameters() if "proj" in name and weight.numel()]
         assert not kept, "panels are all that is kept of the layers' products"
+        if (maps := Path("/proc/self/maps")).is_file():
+            assert str(checkpoint) not in maps.read_text(), "nor is the file, of which weights were parts, kept mapped"
     assert info.serving_fingerprint not in ("", info.weights_fingerprint)
     own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
     tokens = [5, 9, 17]
