@@ -113,7 +113,7 @@ faults: setup ## Disturb a whole deployment under load and fuzz its doors, about
 soak: setup ## Faults for SOAK_MINUTES (10): nothing wrong, nothing hangs, memory stays flat
 	@$(BIN)/python -m tests.faults --faults 1 --messages 0 --no-kills --soak-minutes $(SOAK_MINUTES) $(FAULTS_ARGS)
 
-kills: setup ## Kill drafter, orchestrator and Redis 100 times each under load
+kills: setup ## Kill verifier, drafter, orchestrator and Redis 100 times each under load
 	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
 
 attacks: setup ## Measure what strangers can do to a good client, about 15 minutes; writes ATTACK_RESULTS

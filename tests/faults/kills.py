@@ -1,4 +1,4 @@
-"""`python -m tests.faults.kills`: the drafter, the orchestrator and Redis killed under load, again and again.
+"""`python -m tests.faults.kills`: verifier, drafter, orchestrator and Redis killed under load, again and again.
 
 Requests go on with the tokens that they have: every output is that of an undisturbed run, none is lost, and nothing is
 left of any. Exit code 1 where that is not so.
@@ -31,11 +31,13 @@ from tests.faults.resuming import Resumed, complete
 from tests.faults.workload import Case, draw_cases
 from tests.redis_server import RedisServer, redis_server
 
-KINDS = ("drafter", "orchestrator", "redis")
+KINDS = ("drafter", "orchestrator", "redis", "verifier")
+# Requests at them are interrupted, and go on.
+INTERRUPTING = ("orchestrator", "verifier")
 NUM_CASES, NUM_CLIENTS = 12, 4
-# A process that was killed takes seconds to come back on a busy machine; requests wait for it.
-REQUEST_S = 180.0
-# Until the orchestrator has found a drafter that is back, and until nothing is left of requests that have ended.
+# A verifier that was killed takes a minute to come back on a busy machine; requests wait for it, also more than once.
+REQUEST_S = 600.0
+# Until the orchestrator has found a service that is back, and until nothing is left of requests that have ended.
 RECOVERY_S = 60.0
 # How long a service has been back when it is killed again: at random, up to this.
 MAX_GAP_S = 0.6
@@ -78,16 +80,18 @@ class Killable:
             return
         await self.services[kind].kill()
         await self.services[kind].start()
-        await self.drafter_is_found()
+        await self.is_whole()
 
-    async def drafter_is_found(self) -> None:
-        """Return when the orchestrator has the drafter, without which its death would be none."""
-        num_found = 0.0
+    async def is_whole(self) -> None:
+        """Return when the orchestrator has verifier and drafter, without which their deaths would be none."""
+        found = [0.0]
         async with asyncio.timeout(RECOVERY_S):
-            while not num_found:
+            while not all(found):
                 await asyncio.sleep(0.05)
                 metrics = await self.services["orchestrator"].metrics()
-                num_found = metrics.get("coppice_orchestrator_drafters_connected", 0.0)
+                found = [
+                    metrics.get(f"coppice_orchestrator_{kind}s_connected", 0.0) for kind in ("verifier", "drafter")
+                ]
 
 
 @contextlib.asynccontextmanager
@@ -131,7 +135,7 @@ async def kill_run(
     """
     chance = random.Random(f"{seed}/{kind}")
     result = Kills()
-    await deployment.drafter_is_found()
+    await deployment.is_whole()
     cases = await draw_cases(deployment.address, NUM_CASES, chance)
     started = time.monotonic()
     stopping = asyncio.Event()
@@ -200,7 +204,7 @@ async def _left(count: Callable[[], Awaitable[Counter[str]]]) -> dict[str, int]:
 
 def _violations(deployment: Killable, kind: str, result: Kills) -> list[str]:
     found = [f"{count} {name} after {kind} was killed" for name, count in result.left.items()]
-    if kind != "orchestrator" and result.resumed:
+    if kind not in INTERRUPTING and result.resumed:
         found.append(f"{result.resumed} requests were interrupted though only the {kind} was killed")
     for name, service in deployment.services.items():
         found += [f"{name} has crashed"] if service.has_crashed else []
