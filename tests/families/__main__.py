@@ -20,6 +20,7 @@ def main(
     changes: Annotated[int, typer.Option(min=1, help="Joins, leaves, cancels and preemptions in each, at least.")] = 80,
     cases: Annotated[int, typer.Option(min=9, help="Different requests, each decoded alone first.")] = 9,
     seed: Annotated[int, typer.Option(min=0, help="The same seed does the same again.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
 ) -> None:
     """Compare every token and the bits of its logits with plain decoding alone, and that with transformers."""
     set_spin_count()
@@ -37,7 +38,7 @@ def main(
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
             FAMILIES[name].write(Path(directory))
-            counts = fuzz(plan_for(FAMILIES[name], Path(directory), tokens, changes, cases, seed))
+            counts = fuzz(plan_for(FAMILIES[name], Path(directory), tokens, changes, cases, seed, dtype))
         total += counts
         typer.echo(
             f"{name:16} {counts['tokens']:6,} tokens as alone, {counts['accepted']:5,} accepted nodes, "

@@ -34,6 +34,7 @@ from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey
 from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.precision import DtypeName
 from verifier_svc.model.target_model import TargetInfo
 from verifier_svc.stream.events import Event, OutcomeEvent
 
@@ -79,6 +80,8 @@ class FuzzPlan:
     # Gap of two logits below which transformers may choose another token.
     near_tie_gap: float = NEAR_TIE_GAP
     events: tuple[str, ...] = EVENTS
+    # Of the target, and of transformers.
+    dtype: DtypeName = "float32"
 
 
 class WitnessedCrowd(Crowd):
@@ -118,11 +121,13 @@ def fuzz(plan: FuzzPlan, tell: Callable[[str], None] = lambda _: None) -> Counte
         IncompatibleError: this machine does not offer strict mode.
     """
     generator = np.random.default_rng(plan.seed)
-    config = VerifierConfig(model=str(plan.model), device="cpu", exactness="strict", threads=plan.threads)
+    config = VerifierConfig(
+        model=str(plan.model), device="cpu", exactness="strict", threads=plan.threads, dtype=plan.dtype
+    )
     target, info = load_probed_target(config)
     witness = Witness(target)
     references = draw_references(witness, info, generator, plan.num_cases)
-    counts = compare_with_transformers(plan.model, references, plan.near_tie_gap)
+    counts = compare_with_transformers(plan.model, references, plan.near_tie_gap, plan.dtype)
     tell(f"{len(references)} requests with {sum(len(one.output) for one in references)} tokens alone")
     must_happen = (*plan.events, RESTARTS) if info.rope_boundary is not None else plan.events
     while not _is_enough(counts, plan, must_happen):
@@ -166,10 +171,13 @@ def episode(witness: Witness, info: TargetInfo, references: Sequence[Reference],
 
 
 def compare_with_transformers(
-    model_dir: Path, references: Sequence[Reference], near_tie_gap: float = NEAR_TIE_GAP
+    model_dir: Path,
+    references: Sequence[Reference],
+    near_tie_gap: float = NEAR_TIE_GAP,
+    dtype: DtypeName = "float32",
 ) -> Counter[str]:
     """Every plain greedy reference is what transformers generates, up to the first near-tie that fell otherwise."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))
     counts: Counter[str] = Counter()
     for reference in references:
         if reference.sampling != GREEDY:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from verifier_svc.engine.kv_cache import IntArray
+from verifier_svc.kernels.cpu.convolutions import convolve
+from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
 from verifier_svc.layers.recurrence import NO_ROW, RowForest, StateCommit
+
+# Products of a pass above which several threads pay, about a millisecond.
+_WORTH_THREADS = 2**21
+_NO_BIASES = np.empty(0, np.float32)
 
 
 class CausalConvolution:
@@ -22,13 +28,14 @@ class CausalConvolution:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # Oldest input first [width, channels].
         self._weights = weight.detach()[:, 0].t().contiguous()
-        self._bias = None if bias is None else bias.detach()
+        self._biases = _NO_BIASES if bias is None else bias.detach().numpy()
         self._num_inputs, self._channels = self._weights.shape[0] - 1, self._weights.shape[1]
         self._states = torch.empty(0)
-        self._windows = torch.empty(0, dtype=torch.int64)
         self._forest = RowForest(())
-        # Inputs of the last pass's rows, then of each segment's last tokens before it.
-        self._inputs = torch.empty(0)
+        self._windows: IntArray = np.empty((0, self._num_inputs + 1), np.int64)
+        # Inputs of the last pass's rows, and each segment's last ones before it [segments * (width - 1), channels].
+        self._inputs = self._before = torch.empty(0)
+        self._threads = SharedThreads()
 
     @property
     def bytes_per_state(self) -> int:
@@ -46,27 +53,37 @@ class CausalConvolution:
     def commit(self, commits: Sequence[StateCommit]) -> None:
         """Keep the inputs of every path's last rows."""
         rows, slots = ([commit.rows[-1] for commit in commits], [commit.slot for commit in commits])
-        self._states[slots] = self._inputs[self._windows[rows, 1:]]
+        self._keep(rows, torch.tensor(slots))
 
     def begin(self, forest: RowForest) -> None:
         """Begin a pass."""
         self._forest = forest
-        self._windows = torch.from_numpy(windows(forest, self._num_inputs + 1))
+        self._windows = windows(forest, self._num_inputs + 1)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [N, channels] of a pass, padding included, to outputs likewise."""
         forest = self._forest
         known = torch.from_numpy(forest.slots)
         before = torch.where((known >= 0)[:, None, None], self._states[known.clamp(min=0)], 0.0)
-        self._inputs = torch.cat([inputs[: forest.num_rows], before.flatten(0, 1)])
-        output = torch.zeros_like(inputs)
-        total = self._inputs[self._windows[:, 0]] * self._weights[0]
-        for place in range(1, self._num_inputs + 1):
-            total = total + self._inputs[self._windows[:, place]] * self._weights[place]
-        output[: forest.num_rows] = total if self._bias is None else total + self._bias
+        self._inputs, self._before = inputs.contiguous(), before.flatten(0, 1)
+        output = torch.empty_like(self._inputs)
+        output[forest.num_rows :] = 0
+        arrays = self._inputs.numpy(), self._before.numpy(), self._windows, self._weights.numpy(), self._biases
+        is_much = forest.num_rows * self._weights.numel() >= _WORTH_THREADS
+        num_threads = torch.get_num_threads() if is_much else 1
+        self._threads.call(convolve, num_threads, *arrays, output.numpy()[: forest.num_rows], new_counters(1))
         if len(forest.border_rows):
-            self._states[torch.from_numpy(forest.border_slots)] = self._inputs[self._windows[forest.border_rows, 1:]]
+            self._keep(forest.border_rows, torch.from_numpy(forest.border_slots))
         return output
+
+    def _keep(self, rows: Sequence[int] | IntArray, slots: Tensor) -> None:
+        """Write the last inputs up to these rows to slots."""
+        places = torch.from_numpy(self._windows[rows, 1:])
+        num_rows = self._forest.num_rows
+        last = self._before[(places - num_rows).clamp(min=0)]
+        is_row = places < num_rows
+        last[is_row] = self._inputs[places[is_row]]
+        self._states[slots] = last
 
 
 def windows(forest: RowForest, width: int) -> IntArray:

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coppice.kernels.cpu.packed_linear import packed_product
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE
-from verifier_svc.kernels.cpu.packed_layers import PackedLinear
+from verifier_svc.kernels.cpu.packed_layers import Pack, PackedLinear, packed_for_onednn
 
 # Experts that get their rows sorted.
 _SORTED = frozenset({"Llama4TextExperts"})
@@ -89,15 +88,15 @@ class PackedSortedExperts(nn.Module):
         return output
 
 
-def pack_experts(model: nn.Module) -> int:
+def pack_experts(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
     """Replace all modules of experts of a model in single precision on a CPU; returns the number replaced.
 
-    Those of other interfaces are left alone.
+    Products are made by `pack`. Experts of other interfaces are left alone.
     """
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if (packed := _packed(child)) is not None:
+            if (packed := _packed(child, pack)) is not None:
                 setattr(parent, name, packed)
                 replaced += 1
     return replaced
@@ -108,19 +107,19 @@ def packed_experts(model: nn.Module) -> list[PackedExperts | PackedSortedExperts
     return [module for module in model.modules() if isinstance(module, PackedExperts | PackedSortedExperts)]
 
 
-def _packed(module: Any) -> PackedExperts | PackedSortedExperts | None:
+def _packed(module: Any, pack: Pack) -> PackedExperts | PackedSortedExperts | None:
     if type(module).__name__ in _SORTED:
-        up, down = _products(module, "gate_up_proj"), _products(module, "down_proj")
+        up, down = _products(module, "gate_up_proj", pack), _products(module, "down_proj", pack)
         return None if up is None or down is None else PackedSortedExperts(module, up, down)
     if not all(hasattr(module, mark) for mark in _MARKS) or module.has_post_expert_norm:
         return None
     name = "gate_up_proj" if module.has_gate else "up_proj"
-    up, down = _products(module, name), _products(module, "down_proj")
+    up, down = _products(module, name, pack), _products(module, "down_proj", pack)
     return None if up is None or down is None else PackedExperts(module, up, down)
 
 
-def _products(module: Any, name: str) -> list[PackedLinear] | None:
-    """Packed products of every expert with its part of a weight; None without packed products."""
+def _products(module: Any, name: str, pack: Pack) -> list[PackedLinear] | None:
+    """Packed products of every expert with its part of a weight; None without them."""
     weights, biases = getattr(module, name), getattr(module, f"{name}_bias", None)
     # A tensor-parallel weight is not a plain parameter.
     if type(weights) is not nn.Parameter or weights.dtype != torch.float32 or weights.device.type != "cpu":
@@ -134,7 +133,7 @@ def _products(module: Any, name: str) -> list[PackedLinear] | None:
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if biases is not None:
             linear.bias = nn.Parameter(biases.data[expert], requires_grad=False)
-        product = packed_product(linear.weight, linear.bias)
+        product = pack(linear)
         if product is None:
             return None
         layers.append(PackedLinear(linear, product))

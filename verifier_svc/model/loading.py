@@ -40,7 +40,9 @@ from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.norms import compile_norms
-from verifier_svc.kernels.cpu.packed_layers import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import Pack, pack_linears, packed_for_onednn
+from verifier_svc.kernels.cpu.pair_products import PairProduct
+from verifier_svc.kernels.cpu.shared_work import SharedThreads
 from verifier_svc.layers.attention_traits import CHUNKED
 from verifier_svc.layers.experts import pack_experts
 from verifier_svc.layers.registry import recurrent_modules
@@ -218,8 +220,13 @@ def tried_modes(
     """
     vocab_size: int = model.config.get_text_config().vocab_size
     # Adapters and ranks need the modules' own products.
-    if threads is not None and ranks is None and not config.space_adapter:
-        target = compiled_target(model, probe, vocab_size, threads, exact=exact, quantizes=config.quantization == INT8)
+    is_free = ranks is None and not config.space_adapter
+    rounds_inputs = is_free and probe.dtype == torch.bfloat16 and multiplies_bfloat16()
+    if threads is not None and is_free:
+        quantizes = config.quantization == INT8
+        target = compiled_target(
+            model, probe, vocab_size, threads, exact=exact, rounds_inputs=rounds_inputs, quantizes=quantizes
+        )
         if target is not None:
             return target, exact
     if config.quantization == INT8:
@@ -227,7 +234,32 @@ def tried_modes(
             "QUANTIZATION is int8, which needs layers compiled for a CPU, in one process and without SPACE_ADAPTER"
         )
     if threads is not None:
-        make_layers_quick(model, threads, exact=exact)
+        make_layers_quick(model, exact=exact)
+    mode = functools.partial(_probed_mode, model, probe, config, exact=exact, threads=threads, ranks=ranks)
+    if threads is not None and rounds_inputs:
+        pack_products(model, functools.partial(PairProduct, threads=SharedThreads()))
+        try:
+            return mode()
+        except IncompatibleError as error:
+            # Such as of a mixture whose router then chooses other experts.
+            logger.info("inputs of products are not rounded to bfloat16: %s", error)
+    if threads is not None:
+        pack_products(model)
+        logger.info("%d layers use panels for products of a few rows", prefer_panels(model, threads.set_for))
+    return mode()
+
+
+def _probed_mode(
+    model: PreTrainedModel,
+    probe: ConformanceProbe,
+    config: VerifierConfig,
+    *,
+    exact: bool,
+    threads: CpuThreads | None,
+    ranks: Ranks | None,
+) -> tuple[TargetModel, bool]:
+    """The model with its modules' products as they are, and whether it is exact, if requested; see `tried_modes`."""
+    vocab_size: int = model.config.get_text_config().vocab_size
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
         # Not exact: avoid strict mode's cost.
@@ -245,9 +277,12 @@ def compiled_target(
     threads: CpuThreads,
     *,
     exact: bool,
+    rounds_inputs: bool,
     quantizes: bool = False,
 ) -> TargetModel | None:
     """The model with compiled layers, if it is of the family and passes the probe; otherwise it is left unchanged.
+
+    `rounds_inputs` and `quantizes` as in `compile_layers`.
 
     Raises:
         IncompatibleError: with `quantizes`, why its layers are not compiled.
@@ -256,7 +291,6 @@ def compiled_target(
         return None
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
     try:
-        rounds_inputs = probe.dtype == torch.bfloat16 and multiplies_bfloat16()
         compile_layers(target, kernel, rounds_inputs=rounds_inputs, quantizes=quantizes)
         # Sums do not depend on other rows, so no padding is needed.
         target.row_multiple = 1
@@ -485,14 +519,17 @@ def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: Redr
     return held - rows
 
 
-def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
-    """Replace a CPU model's layers by faster ones, and for strict mode by even ones."""
-    logger.info("packed %d linear layers", pack_linears(model))
-    logger.info("packed %d mixtures of experts", pack_experts(model))
+def make_layers_quick(model: PreTrainedModel, *, exact: bool) -> None:
+    """Replace a CPU model's norms and activations by faster ones, and for strict mode by even ones."""
     logger.info("compiled %d norms", compile_norms(model))
     if exact:
         even_activations(model)
-    logger.info("%d layers use panels for products of a few rows", prefer_panels(model, threads.set_for))
+
+
+def pack_products(model: PreTrainedModel, pack: Pack = packed_for_onednn) -> None:
+    """Replace the products of a CPU model's linear layers and experts by those of `pack`."""
+    logger.info("packed %d mixtures of experts", pack_experts(model, pack))
+    logger.info("packed %d linear layers", pack_linears(model, pack))
 
 
 def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:

@@ -11,16 +11,18 @@ from coppice.kernels.cpu.norms import exact_rms_norm
 # Largest difference from the model's own norm that counts as rounding, for values of about 1.
 _TOLERANCE = 1e-5
 _TRIED_ROWS = 3
+# Some models store weights minus 1.
+_OFFSETS = (0.0, 1.0)
 
 
 class CompiledNorm(nn.Module):
-    """RMS norm over the last axis, times a weight, in single precision on a CPU."""
+    """RMS norm over the last axis, times a weight plus `offset`, in single precision on a CPU."""
 
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
+    def __init__(self, weight: Tensor, epsilon: float, offset: float) -> None:
         super().__init__()
         self.weight = weight
-        # Not a part of the checkpoint's mapped file, all of which it would keep in memory.
-        self._weight = weight.detach().clone().numpy()
+        # A copy: a part of the checkpoint's mapped file would keep all of it in memory.
+        self._weight = (weight.detach() + offset).numpy()
         self._epsilon = epsilon
 
     def forward(self, values: Tensor) -> Tensor:
@@ -56,7 +58,11 @@ def _compiled(module: nn.Module) -> CompiledNorm | None:
         return None
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or len(weight) % LANES:
         return None
-    norm = CompiledNorm(weight, epsilon)
     rows = torch.randn(_TRIED_ROWS, len(weight), generator=torch.Generator().manual_seed(len(weight)))
-    difference = (norm(rows) - module(rows)).abs().max().item()
-    return norm if difference <= _TOLERANCE * max(1.0, weight.abs().max().item()) else None
+    expected = module(rows)
+    for offset in _OFFSETS:
+        norm = CompiledNorm(weight, epsilon, offset)
+        difference = (norm(rows) - expected).abs().max().item()
+        if difference <= _TOLERANCE * max(1.0, (weight + offset).abs().max().item()):
+            return norm
+    return None

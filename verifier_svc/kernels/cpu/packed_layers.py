@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -43,23 +44,35 @@ class PackedLinear(nn.Module):
         return result
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every plain float32 `nn.Linear` of `model`; returns the number replaced.
+# Product with a float32 layer's weight and bias; None where there is none.
+Pack: TypeAlias = Callable[[nn.Linear | PackedLinear], Product | None]
 
-    Stops at the first layer without a packed product.
+
+def packed_for_onednn(layer: nn.Linear | PackedLinear) -> Product | None:
+    """Product in single precision with weights packed for oneDNN."""
+    return packed_product(layer.weight, layer.bias)
+
+
+def pack_linears(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
+    """Replace every plain float32 `nn.Linear` of `model`, with products by `pack`; returns the number replaced.
+
+    Packed layers get new products. Stops at the first layer without a product.
     """
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # A tensor-parallel weight is not a plain parameter, and its layer sums over ranks.
-            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+            if not isinstance(child, PackedLinear) and type(child) is not nn.Linear:
                 continue
-            if child.weight.dtype != torch.float32:
+            if type(child.weight) is not nn.Parameter or child.weight.dtype != torch.float32:
                 continue
-            product = packed_product(child.weight, child.bias)
+            product = pack(child)
             if product is None:
                 return replaced
-            setattr(parent, name, PackedLinear(child, product))
+            if isinstance(child, PackedLinear):
+                child.product = product
+            else:
+                setattr(parent, name, PackedLinear(child, product))
             replaced += 1
     return replaced
 

@@ -76,7 +76,7 @@ class Runner:
         if self.is_convolution:
             weights = self.recurrence._weights.double().numpy()
             rows = np.vstack([np.zeros((WIDTH, CHANNELS)), self.inputs.channels[path].double().numpy()])
-            return (rows[-WIDTH:] * weights).sum(0) + self.recurrence._bias.double().numpy()
+            return (rows[-WIDTH:] * weights).sum(0) + self.recurrence._biases.astype(np.float64)
         states = np.zeros((HEADS, KEYS, VALUES))
         output = np.empty((HEADS, VALUES))
         for token in path:

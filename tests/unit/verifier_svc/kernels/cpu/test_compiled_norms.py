@@ -50,6 +50,16 @@ def test_a_row_has_the_same_bits_in_any_company() -> None:
     assert torch.equal(norm(rows.reshape(2, 4, 5, WIDTH)), alone.reshape(2, 4, 5, WIDTH))
 
 
+@torch.inference_mode()
+def test_weights_that_are_stored_minus_1_are_known() -> None:
+    norm = GemmaRMSNorm(WIDTH)
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(3))
+    replaced = compiled(norm)
+    assert isinstance(replaced, CompiledNorm)
+    assert torch.allclose(replaced(values(7)), norm(values(7)), atol=1e-5)
+    assert replaced.weight is norm.weight
+
+
 class OtherRMSNorm(LlamaRMSNorm):
     """Called like one, and something else."""
 
@@ -64,7 +74,6 @@ def in_half_precision() -> nn.Module:
 @pytest.mark.parametrize(
     "new_norm",
     [
-        lambda: GemmaRMSNorm(WIDTH),
         lambda: OtherRMSNorm(WIDTH),
         lambda: nn.LayerNorm(WIDTH),
         lambda: norm_of(WIDTH + 8),
