@@ -10,7 +10,7 @@ from tests.chart.rendering import PROFILES, Manifest, name_of, of_kind, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `chart` is not installed")
 
-VERSIONS = ("1.30", "1.37")
+VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
 # Of the Prometheus Operator, the Gateway API, cert-manager and KEDA, whose schemas are not Kubernetes' own: looked
 # at in test_monitoring.py, test_routes.py, test_certificates.py and test_scaling.py.
 FOREIGN = ("ServiceMonitor", "PrometheusRule", "GRPCRoute", "HTTPRoute", "Certificate", "ScaledObject")
