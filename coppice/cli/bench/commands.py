@@ -161,6 +161,12 @@ def peers(
     humaneval: Annotated[
         Path | None, typer.Option(help="Prompts of HumanEval as well, JSON lines, as many as of a category.")
     ] = None,
+    hard: Annotated[
+        bool,
+        typer.Option(
+            "--hard", help="Also prompts that drafters hardly guess after: random, base64, rare languages, long."
+        ),
+    ] = False,
     max_tokens: opt.MaxTokens = 128,
     runs: opt.Runs = 3,
     temperature: opt.Temperatures = None,
@@ -187,10 +193,14 @@ def peers(
     chosen_precisions = _precisions(target, precisions)
 
     from coppice.lab.bench.peers.figures import HUMANEVAL
+    from coppice.lab.bench.peers.hard import hard_prompts
     from coppice.lab.bench.peers.suite import PEERS, SHOWN, PeersPlan, PeersSuite, measure_peers
+    from coppice.lab.bench.prompts import PromptsError
 
     plan = PeersPlan(opt.choose_parts(others, PEERS, "--peers"), chosen_precisions, levels)
     chosen += [replace(one, category=HUMANEVAL) for one in code]
+    with refusing("--hard", PromptsError):
+        chosen += hard_prompts(seed) if hard else []
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
     suite = PeersSuite(setup, tuple(one.kind for one in spec.drafters), small_lm, plan)
     finish(asyncio.run(measure_peers(suite, spec)), SHOWN, out)

@@ -20,10 +20,12 @@ from coppice.lab.bench.harness.experiment import (
     spread,
 )
 from coppice.lab.bench.harness.report import Row
+from coppice.lab.bench.peers import hard
 from coppice.lab.bench.peers.server import LLAMA_CPP
 
 HUMANEVAL = "humaneval"
-# All kinds but HumanEval's.
+# Kinds that have ratios of their own, and all others.
+APART = frozenset({HUMANEVAL, *hard.KINDS})
 ALL = "all"
 LLAMA_CPP_BF16, LLAMA_CPP_Q8_0 = "llama.cpp-bf16", "llama.cpp-q8_0"
 # The ratios that the suite is for: contenders that each needs beside ours, and why it may be missing otherwise.
@@ -35,6 +37,7 @@ WANTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "on/best-speculative-peer": ((), "no peer that speculates took part"),
     "on/llama.cpp@c16": ((LLAMA_CPP.name,), "16 requests at once were not asked for (--concurrency)"),
     "on/off@humaneval": ((), "no prompts of HumanEval were given (--humaneval)"),
+    "hard/off.min": ((), "no hard prompts were asked for (--hard)"),
     "planner/off.min": ((), "no requests at once were asked for (--concurrency)"),
 }
 
@@ -49,8 +52,8 @@ class Measured:
     speculative: Collection[str] = ()
 
     def of(self, kind: str) -> Samples[Sample]:
-        """One stream's samples of a kind of prompts, or of all but HumanEval's."""
-        wanted = {*self.kinds} - {HUMANEVAL} if kind == ALL else {kind}
+        """One stream's samples of a kind of prompts, or of all kinds but those with ratios of their own."""
+        wanted = {*self.kinds} - APART if kind == ALL else {kind}
         return Samples(one for one in self.alone if self.kinds[_prompt(one)] in wanted)
 
     def best_speculative(self, temperature: float) -> str | None:
@@ -64,6 +67,7 @@ class Measured:
 def peer_ratios(measured: Measured) -> ByRun:
     """Ratios of tokens/s within a run, by name."""
     found: ByRun = {}
+    hardest: ByRun = {}
     spec_bench, humaneval = measured.of(ALL), measured.of(HUMANEVAL)
     for temperature in measured.alone.each("temperature"):
         best = measured.best_speculative(temperature)
@@ -71,13 +75,22 @@ def peer_ratios(measured: Measured) -> ByRun:
         for name, other in (others | ({"best-speculative-peer": best} if best else {})).items():
             found[at_temperature(f"on/{name}", temperature)] = speed_ratios(spec_bench, ON, other, temperature)
         found[at_temperature("on/off@humaneval", temperature)] = speed_ratios(humaneval, ON, OFF, temperature)
+        for kind in hard.KINDS:
+            hardest[at_temperature(f"hard/off.{kind}", temperature)] = speed_ratios(
+                measured.of(kind), ON, OFF, temperature
+            )
     planned: ByRun = {}
     for size in measured.at_once.each("size"):
         samples = measured.at_once.where(size=size)
         found[f"on/llama.cpp@c{size}"] = speed_ratios(samples, ON, LLAMA_CPP.name, 0.0)
         planned[f"planner/off.c{size}"] = speed_ratios(samples, ON, OFF, 0.0)
-    least = {"planner/off.min": min(planned.values(), key=statistics.median)} if planned else {}
-    return {**found, **planned, **least}
+    return {**found, **hardest, **planned, **_least("hard/off.min", hardest), **_least("planner/off.min", planned)}
+
+
+def _least(name: str, ratios: ByRun) -> ByRun:
+    """The ratio whose median over runs is least, under a name; none where there is none."""
+    values = [runs for runs in ratios.values() if runs]
+    return {name: min(values, key=statistics.median)} if values else {}
 
 
 def absences(ratios: Collection[str], missing: Mapping[str, str]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples
 from coppice.lab.bench.harness.plots import Panel, bars
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
-from coppice.lab.bench.peers.figures import HUMANEVAL, Measured, absences, kind_rows, peer_ratios
+from coppice.lab.bench.peers.figures import APART, Measured, absences, kind_rows, peer_ratios
 from coppice.lab.bench.peers.server import LLAMA_CPP, OPENVINO, Engine, exported, serving
 from coppice.lab.bench.precisions import Precision, served_in
 from coppice.lab.bench.services import unless_one_fails
@@ -156,7 +156,7 @@ class PeersSuite:
             if self.plan.concurrency:
                 at_once.contenders += alone.contenders[:2]
                 await self._add_at_once(at_once, target, directory, options)
-            spec_bench = [ids for ids, kind in zip(prompt_ids, kinds, strict=True) if kind != HUMANEVAL]
+            spec_bench = [ids for ids, kind in zip(prompt_ids, kinds, strict=True) if kind not in APART]
             crowds = await self._measure_at_once(at_once.contenders, spec_bench)
         settings = {
             **setup.settings(prompt_ids, num_cut),

@@ -7,6 +7,8 @@ import pytest
 from coppice.lab.bench.client import OFF, ON
 from coppice.lab.bench.harness.experiment import Ratios, Samples
 from coppice.lab.bench.peers.figures import WANTED, Measured, absences, kind_rows, peer_ratios
+from coppice.lab.bench.peers.hard import KINDS as KINDS_OF_HARD
+from coppice.lab.bench.peers.hard import hard_prompts
 from coppice.lab.bench.peers.suite import engine_arms
 from tests.unit.coppice.lab.bench.made_up import sample
 
@@ -41,6 +43,27 @@ def test_ratios_are_of_spec_bench_and_humaneval_has_its_own() -> None:
         "planner/off.c16": 0.8,
         "planner/off.min": 0.8,
     }
+
+
+def test_hard_prompts_have_the_ratio_of_the_worst_kind_and_are_in_no_other() -> None:
+    kinds = ("writing", "base64", "long")
+    seconds = {OFF: (4, 4, 9), ON: (2, 5, 10), LLAMA: (6, 1, 1)}
+    alone = Samples(
+        sample(name, times[prompt], prompt=prompt) for name, times in seconds.items() for prompt in range(3)
+    )
+    found = Ratios.of(peer_ratios(Measured(alone, Samples(), kinds))).values
+    assert found == {
+        **{"on/off": 2.0, "on/llama.cpp-bf16": 3.0},
+        **{"hard/off.base64": 0.8, "hard/off.long": 0.9, "hard/off.min": 0.8},
+    }
+
+
+def test_hard_prompts_are_of_every_kind_and_the_same_for_a_seed() -> None:
+    prompts = hard_prompts(3)
+    assert prompts == hard_prompts(3)
+    assert prompts != hard_prompts(4)
+    assert tuple(dict.fromkeys(prompt.category for prompt in prompts)) == KINDS_OF_HARD
+    assert len(prompts[-1].text) > 9000
 
 
 def test_a_ratio_that_is_missing_says_why() -> None:

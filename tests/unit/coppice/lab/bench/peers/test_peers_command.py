@@ -68,4 +68,5 @@ def test_a_peer_that_is_not_asked_for_is_a_row_that_says_so(
     # There is nothing to compare with.
     assert rows["coppice-off"]["identical_to"] is None
     assert not report["at_once"]
+    assert "hard/off.min is missing: no hard prompts were asked for (--hard)" in report["notes"]
     assert "planner/off.min is missing: no requests at once were asked for (--concurrency)" in report["notes"]
