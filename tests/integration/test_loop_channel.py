@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 
 from coppice.net import frames
 from coppice.net.certificates import Certificates, server_credentials
+from coppice.net.loop import channel as loop_channel
 from coppice.net.loop.channel import LoopChannel
 from tests.certificates import directory
 from tests.fakes import eventually
@@ -256,12 +257,23 @@ async def test_an_address_of_a_name_that_is_dead_is_passed_over(monkeypatch: pyt
 
 async def test_a_server_that_falls_silent_is_lost() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.settings([]))
         await reader.read(-1)
 
     async with stream_server(silent) as address, channel_to(address, silence_s=0.2, answer_s=0.2) as channel:
         async with asyncio.timeout(5):
             error = await refused(channel, ECHO, timeout_s=60)
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the server is silent")
+
+
+async def test_what_takes_connections_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_channel, "CONNECT_S", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+
+    async with stream_server(silent) as address, channel_to(address) as channel, asyncio.timeout(5):
+        assert (await refused(channel, ECHO, timeout_s=60)).code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_quiet_server_that_answers_pings_is_kept() -> None:

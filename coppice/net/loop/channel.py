@@ -19,7 +19,7 @@ from coppice.net.loop.connection import LoopConnection
 
 Message = TypeVar("Message")
 
-# To connect to each address of a name, TLS included.
+# To connect to each address of a name, TLS and the server's greeting included.
 CONNECT_S = 2.0
 # Of a call, and how long it then waits, more after each.
 _MOST_REFUSALS = 5
@@ -149,23 +149,30 @@ class LoopChannel:
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        context, name = self._context()
         error = OSError("the name has no address")
         for *_, place in found:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    _, connection = await loop.create_connection(
-                        lambda: LoopConnection(self._go_on, self._again, *self._times),
-                        str(place[0]),
-                        int(place[1]),
-                        ssl=context,
-                        server_hostname=name,
-                    )
+                    return await self._connected_to(str(place[0]), int(place[1]))
             except OSError as reason:
                 error = reason
-            else:
-                return connection
         raise error
+
+    async def _connected_to(self, host: str, port: int) -> LoopConnection:
+        context, name = self._context()
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: LoopConnection(self._go_on, self._again, *self._times),
+            host,
+            port,
+            ssl=context,
+            server_hostname=name,
+        )
+        try:
+            await connection.greeted()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _context(self) -> tuple[ssl.SSLContext | None, str | None]:
         """Context of the current certificates, and the name that the server's has to have."""

@@ -74,6 +74,8 @@ class LoopConnection(asyncio.Protocol):
         self._calls: dict[int, AnyCall] = {}
         self._next = 1
         self._max_calls = _FIRST_MAX_CALLS
+        # Set by the server's settings, and by the end.
+        self._greeted = asyncio.Event()
         self._is_leaving = False
         self._inbound = bytearray()
         # Parts of a header block: call, flags of its first frame, bytes.
@@ -100,6 +102,16 @@ class LoopConnection(asyncio.Protocol):
     def has_place(self) -> bool:
         """Whether one more call may be begun now."""
         return self.is_open and len(self._calls) < self._max_calls
+
+    async def greeted(self) -> None:
+        """Wait for the server's settings: what takes connections may yet be no server.
+
+        Raises:
+            ConnectionError: the connection has ended before.
+        """
+        await self._greeted.wait()
+        if self.is_lost:
+            raise ConnectionError("the connection was closed at once")
 
     def begin(self, call: AnyCall) -> None:
         """Send a call."""
@@ -241,6 +253,7 @@ class LoopConnection(asyncio.Protocol):
             call.window += first - self._first_window
         self._first_window = first
         self._write(frames.frame(SETTINGS, ACK, 0))
+        self._greeted.set()
         self._go_on()
         self._changed()
 
@@ -319,6 +332,7 @@ class LoopConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport = None
+        self._greeted.set()
         if self._timer is not None:
             self._timer.cancel()
         calls, self._calls, self._unsent = list(self._calls.values()), {}, {}
