@@ -29,11 +29,15 @@ class ReferenceModel:
         logging.disable_progress_bar()
         self.tokenizer_fingerprint = fingerprint(load_tokenizer_json(directory))
         self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-        )
+        options = {"use_safetensors": True, "trust_remote_code": False}
+        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), **options)
         if quantization == INT8:
-            quantize_linears(self._model)
+            # As the verifier does it: of the checkpoint's own numbers. Rounded ones have other scales.
+            exact: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options)
+            quantize_linears(exact)
+            with torch.no_grad():
+                for own, weights in zip(self._model.parameters(), exact.parameters(), strict=True):
+                    own.copy_(weights)
         self.dtype = dtype
         self._model.generation_config.eos_token_id = None
 
