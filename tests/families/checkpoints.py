@@ -212,6 +212,16 @@ FAMILIES: dict[str, Family] = {
         {"d_model": _HIDDEN, "n_layers": 2, "n_heads": _HEADS, "expansion_ratio": 2, "max_seq_len": CONTEXT},
         without=_SIZES,
     ),
+    "falcon": Family(
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": _KV_HEADS, "ffn_hidden_size": _FEED_FORWARD},
+        without=("num_key_value_heads", "intermediate_size"),
+    ),
+    "falcon-alibi": Family(
+        "FalconForCausalLM",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "ffn_hidden_size": _FEED_FORWARD},
+        without=("num_key_value_heads", "intermediate_size"),
+    ),
     "llama-4": Family(
         "Llama4ForCausalLM",
         {

@@ -54,6 +54,7 @@ def with_half_the_biases(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama-4", without_scales),
         ("bloom", with_half_the_biases),
         ("mpt", with_half_the_biases),
+        ("falcon-alibi", with_half_the_biases),
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )

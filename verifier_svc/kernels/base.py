@@ -24,7 +24,8 @@ class AttentionRule:
 
     `sinks` [heads] are scores of keys without a value, `softcap` bounds scores by its tanh, `sliding_window` is the
     number of last positions that a row sees, `chunk` the size of the parts of a text within which it sees others.
-    `slopes` [heads] times the distance of a key are subtracted from its score (ALiBi).
+    `slopes` [heads] times the distance of a key are subtracted from its score (ALiBi). With `rounds_biases` (Falcon)
+    slopes times the position of a key, all in bfloat16, are added to its score before that is scaled.
     """
 
     scale: float
@@ -33,6 +34,7 @@ class AttentionRule:
     sinks: Tensor | None = None
     chunk: int | None = None
     slopes: Tensor | None = None
+    rounds_biases: bool = False
 
 
 class AttentionKernel(Protocol):

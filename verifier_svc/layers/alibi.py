@@ -1,4 +1,4 @@
-"""Attention with linear biases (ALiBi, arXiv 2108.12409; Bloom, MPT), in place of modules that compute their own."""
+"""Attention of modules that compute their own, with linear biases (ALiBi, arXiv 2108.12409; Bloom, MPT, Falcon)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
 from coppice.core.errors import IncompatibleError
 from verifier_svc.kernels.base import AttentionRule
@@ -17,7 +18,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionRule], Tensor]
 
 
 def install_alibi(model: nn.Module, attend: Attend) -> int:
-    """Let a model's attention modules with linear biases use `attend`; returns their number.
+    """Let a model's attention modules of a known kind use `attend`; returns their number.
 
     Raises:
         IncompatibleError: a module has settings that are not supported.
@@ -29,6 +30,11 @@ def install_alibi(model: nn.Module, attend: Attend) -> int:
             module.forward = kind(module, attend)
             installed += 1
     return installed
+
+
+def computes_alibi(model: nn.Module) -> bool:
+    """Whether a model has attention modules that are replaced here."""
+    return any(type(module).__name__ in _KINDS for module in model.modules())
 
 
 def _bloom(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
@@ -65,6 +71,29 @@ def _mpt(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
     return forward
 
 
+def _falcon(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+    # Slopes are rounded, and so are their products with positions.
+    slopes = build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)[:, 0, 1]
+    rule = AttentionRule(module.inv_norm_factor, slopes=slopes, rounds_biases=True)
+    without = AttentionRule(module.inv_norm_factor)
+
+    def forward(
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        *_: object,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_named: object,
+    ) -> tuple[Tensor, None]:
+        parts = module._split_heads(module.query_key_value(hidden_states))
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        if alibi is None:
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        result = attend(module.layer_idx, query[0], key[0], value[0], without if alibi is None else rule)
+        return module.dense(result.flatten(1)[None]), None
+
+    return forward
+
+
 def _mpt_slopes(module: Any, position_bias: Tensor) -> Tensor:
     """Slopes [heads]: the differences of the model's own biases of two neighbouring keys."""
     return position_bias[:, 0, -1] - position_bias[:, 0, -2]
@@ -73,4 +102,5 @@ def _mpt_slopes(module: Any, position_bias: Tensor) -> Tensor:
 _KINDS: dict[str, Callable[[Any, Attend], Callable[..., tuple[Tensor, None]]]] = {
     "BloomAttention": _bloom,
     "MptAttention": _mpt,
+    "FalconAttention": _falcon,
 }

@@ -49,10 +49,10 @@ def attention_traits(model: nn.Module) -> dict[int, AttentionTraits]:
 def last_plain_start(model: nn.Module, start: int) -> int:
     """Last position up to `start` where a text's own forward, without a context, is that of a text from there on.
 
-    transformers counts chunks and steps of scales from the text's first token.
+    transformers counts chunks, steps of scales and rounded biases from the text's first token.
     """
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    if getattr(config, "attn_temperature_tuning", False):
+    if getattr(config, "attn_temperature_tuning", False) or getattr(config, "alibi", False):
         start = 0
     if CHUNKED in (getattr(config, "layer_types", None) or ()):
         start -= start % config.attention_chunk_size

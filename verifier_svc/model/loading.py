@@ -43,6 +43,7 @@ from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import Pack, pack_linears, packed_for_onednn
 from verifier_svc.kernels.cpu.pair_products import PairProduct
 from verifier_svc.kernels.cpu.shared_work import SharedThreads
+from verifier_svc.layers.alibi import computes_alibi
 from verifier_svc.layers.attention_traits import CHUNKED
 from verifier_svc.layers.experts import pack_experts
 from verifier_svc.layers.registry import recurrent_modules
@@ -632,7 +633,8 @@ def refuse_unsupported(model: PreTrainedModel, config: VerifierConfig) -> None:
         raise IncompatibleError(f"{type(model).__name__} has layers of kind {', '.join(sorted(set(unknown)))}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise IncompatibleError(f"{type(model).__name__} is not a decoder-only model")
-    if getattr(text_config, "alibi", False) or getattr(text_config, "position_embedding_type", "") == "alibi":
+    uses_biases = getattr(text_config, "alibi", False) or getattr(text_config, "position_embedding_type", "") == "alibi"
+    if uses_biases and not computes_alibi(model):
         raise IncompatibleError(f"{type(model).__name__} uses ALiBi positions")
 
 

@@ -143,9 +143,10 @@ class TargetModel:
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         is_replaced = model.config._attn_implementation == self._attention.name
-        if not is_replaced and not install_alibi(model, self._attention.attend):
+        is_installed = install_alibi(model, self._attention.attend) > 0
+        if not is_replaced and not is_installed:
             raise IncompatibleError(f"{type(model).__name__} does not support replacing its attention")
-        is_extended = bool(self._experts) or self.recurrent is not None or not is_replaced
+        is_extended = bool(self._experts) or self.recurrent is not None or is_installed
         self._functions = EvenFunctions() if exact and is_extended else nullcontext()
 
     @property

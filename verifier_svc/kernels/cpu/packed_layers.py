@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from coppice.kernels.cpu.packed_linear import Product, packed_product
+
+# Classes of linear layers that write the product otherwise.
+_LIKE_LINEAR = frozenset({"FalconLinear"})
 
 
 class PackedLinear(nn.Module):
@@ -62,7 +65,7 @@ def pack_linears(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # A tensor-parallel weight is not a plain parameter, and its layer sums over ranks.
-            if not isinstance(child, PackedLinear) and type(child) is not nn.Linear:
+            if not isinstance(child, PackedLinear) and not _is_plain(child):
                 continue
             if type(child.weight) is not nn.Parameter or child.weight.dtype != torch.float32:
                 continue
@@ -75,6 +78,11 @@ def pack_linears(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
                 setattr(parent, name, PackedLinear(child, product))
             replaced += 1
     return replaced
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer and nothing else."""
+    return type(module) is nn.Linear or type(module).__name__ in _LIKE_LINEAR
 
 
 @torch.inference_mode()

@@ -34,6 +34,15 @@ class _SegmentTensors:
         """Positions from every key to every row [rows, keys]."""
         return self.query_positions[:, None] - self.key_positions[None, :]
 
+    def biases(self, rule: AttentionRule, dtype: torch.dtype) -> Tensor | None:
+        """Biases of scores [heads, rows or 1, keys]; None without."""
+        if rule.slopes is None:
+            return None
+        if rule.rounds_biases:
+            rounded = rule.slopes.bfloat16()[:, None, None] * self.key_positions
+            return rounded.to(dtype) * rule.scale
+        return -rule.slopes.to(dtype)[:, None, None] * self.distances.to(dtype)
+
 
 class TensorKernel:
     """Keys and values of every layer as [slots, kv_heads, dim].
@@ -83,8 +92,8 @@ class TensorKernel:
             if self._exact or rule.softcap is not None or rule.sinks is not None or rule.slopes is not None:
                 dtype = torch.float64 if self._exact else torch.float32
                 seen = seen_keys.to(dtype), seen_values.to(dtype)
-                distances = None if rule.slopes is None else rows.distances.to(dtype)
-                result = _blockwise(rows.num_context, rows_query, *seen, mask, rule, distances)
+                biases = rows.biases(rule, dtype)
+                result = _blockwise(rows.num_context, rows_query, *seen, mask, rule, biases)
             else:
                 result = _fused_attention(rows_query, seen_keys, seen_values, mask, rule.scale)
             output[rows.start : rows.stop] = result.transpose(0, 1)
@@ -146,19 +155,20 @@ def _blockwise(
     values: Tensor,
     mask: Tensor | None,
     rule: AttentionRule,
-    distances: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
     """`_attention` in blocks of rows, each over the keys up to its last row: no row sees a later one."""
     rows = query.shape[1]
     if rows <= _BLOCK_ROWS:
-        return _attention(query, keys, values, mask, rule, distances)
+        return _attention(query, keys, values, mask, rule, biases)
     results = []
     for start in range(0, rows, _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, rows)
         end = num_context + stop
         block_mask = None if mask is None else mask[start:stop, :end]
-        block_distances = None if distances is None else distances[start:stop, :end]
-        block = _attention(query[:, start:stop], keys[:, :end], values[:, :end], block_mask, rule, block_distances)
+        some = slice(start, stop) if biases is not None and biases.shape[1] > 1 else slice(None)
+        block_biases = None if biases is None else biases[:, some, :end]
+        block = _attention(query[:, start:stop], keys[:, :end], values[:, :end], block_mask, rule, block_biases)
         results.append(block)
     return torch.cat(results, 1)
 
@@ -169,12 +179,12 @@ def _attention(
     values: Tensor,
     mask: Tensor | None,
     rule: AttentionRule,
-    distances: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
     """Softmax attention in the keys' dtype, rounded to the query's.
 
-    `query` [heads, rows, dim], `keys` and `values` [kv_heads, keys, dim] to [heads, rows, dim]; `distances`
-    [rows, keys], if the rule has slopes.
+    `query` [heads, rows, dim], `keys` and `values` [kv_heads, keys, dim] to [heads, rows, dim]; `biases`
+    [heads, rows or 1, keys] are added to scores.
     """
     heads, rows, dim = query.shape
     kv_heads, num_keys, value_dim = values.shape
@@ -184,8 +194,8 @@ def _attention(
     scores = torch.bmm(grouped, keys.transpose(1, 2)).view(kv_heads, group, rows, num_keys)
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    if rule.slopes is not None and distances is not None:
-        scores = scores - rule.slopes.to(dtype).view(kv_heads, group, 1, 1) * distances
+    if biases is not None:
+        scores = scores + biases.view(kv_heads, group, -1, num_keys)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf"))
     if rule.sinks is not None:
