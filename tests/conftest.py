@@ -28,7 +28,7 @@ ALONE = ("e2e", "gpu")
 MARKED = (*ALONE, "faults", "attacks")
 # Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
 LONG = (
-    "unit/drafter_svc/kernels/cpu/test_tree_search.py",
+    "unit/drafter_svc/model/test_tree_search.py",
     "integration/test_redraft_warm_up.py",
     "unit/orchestrator/planner/test_adaptive_planner.py",
     "unit/verifier_svc/test_tree_passes.py",

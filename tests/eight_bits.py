@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from drafter_svc.kernels.cpu.int8_inputs import is_available
-from drafter_svc.kernels.cpu.int8_weights import quantise
+from coppice.draft_models.kernels.cpu.int8_inputs import is_available
+from coppice.draft_models.kernels.cpu.int8_weights import quantise
 
 needs_int8_inputs = pytest.mark.skipif(not is_available(), reason="this machine has no AVX-512 VNNI")
 

@@ -85,6 +85,12 @@ class VerifierConfig(ServiceSettings):
         default="on",
         description="Draft from a request's own text where it has no drafter and the target has no adapter.",
     )
+    # See extras/head/head.py.
+    eagle_head: str = Field(
+        default="",
+        description="Directory of a checkpoint of kind eagle that drafts in the verifier's own process, for requests "
+        "that no drafter serves; empty: none.",
+    )
     # See extras/redraft/adapter.py. Masks and nodes are chosen by cost; with a least probability of 0 all are used.
     space_adapter: str = Field(
         default="", description="Directory of an adapter with which the target drafts in its own passes; empty: none."

@@ -87,6 +87,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             instance_id=self._instance_id,
             redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
             lookup_nodes=info.lookup.max_nodes if info.lookup is not None else 0,
+            head_nodes=info.head.max_nodes if info.head is not None else 0,
             feature_size=info.feature_size,
             feature_layers=info.feature_layers,
             feature_layer_size=info.feature_size // max(1, len(info.feature_layers)),

@@ -17,6 +17,8 @@ from coppice.core.errors import IncompatibleError
 # Weights in pickles, or in formats that may embed pickles.
 UNSAFE_KINDS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5"})
 WEIGHTS_FILE = "model.safetensors"
+# What was measured of a drafter.
+CALIBRATION_FILE = "drafter.json"
 INDEX_FILE = "model.safetensors.index.json"
 # JSON objects checked if present; the index of sharded weights is checked with the weights.
 _OBJECTS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")

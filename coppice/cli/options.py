@@ -52,6 +52,14 @@ Space = Annotated[
         "bundled target has no drafter.",
     ),
 ]
+Head = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|off|DIR",
+        help="Head of kind eagle that drafts in the verifier's own process, on a CPU, where no drafter is named. auto: "
+        "the bundled one that was made for the target; off: as a drafter of its own.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: what is there.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of each model; 0 leaves them to the service.")]
 
@@ -67,7 +75,8 @@ Token = Annotated[
 DEFAULT_TARGET = str(MODELS / "target")
 DEFAULT_CHAT_TARGET = "smollm2-135m"
 DEFAULT_SPACE = MODELS / "space"
-SPACE_SETTING = "SPACE_ADAPTER"
+SPACE_SETTING, HEAD_SETTING = "SPACE_ADAPTER", "EAGLE_HEAD"
+HEAD_KIND = "eagle"
 AUTO, OFF = "auto", "off"
 
 
@@ -81,12 +90,21 @@ def refusing(option: str | None, *errors: type[Exception]) -> Iterator[None]:
 
 
 def topology_spec(
-    target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0, space: str = AUTO
+    target: str,
+    drafters: list[str] | None,
+    port: int = 0,
+    device: str = "",
+    threads: int = 0,
+    space: str = AUTO,
+    head: str = AUTO,
 ) -> TopologySpec:
     """What the options describe. Raises typer.BadParameter if they describe nothing that can be run."""
     require_extra("drafter")
+    own_head = chosen_head(head, target, drafters, device)
     with refusing("--drafter", ValueError):
-        if not drafters and target != DEFAULT_TARGET:
+        if own_head:
+            drafters = drafters or [NO_DRAFTER]
+        elif not drafters and target != DEFAULT_TARGET:
             drafters = fitting_drafters(target) or [NO_DRAFTER]
         parsed = parse_drafters(drafters)
     require_device(device)
@@ -96,7 +114,33 @@ def topology_spec(
         with refusing("--drafter", IncompatibleError):
             refuse_foreign_tokenizer(Path(target), Path(one.model))
     adapter = space_adapter(space, target, has_drafter=bool(parsed))
-    return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads, space=adapter)
+    return TopologySpec(
+        target=target, drafters=parsed, port=port, device=device, threads=threads, space=adapter, head=own_head
+    )
+
+
+def chosen_head(head: str, target: str, drafters: list[str] | None, device: str) -> str:
+    """Directory of the head with which verifiers draft; empty for none.
+
+    Raises typer.BadParameter if the directory that `head` names has none.
+    """
+    if head not in (AUTO, OFF):
+        if not (Path(head) / "drafter.json").is_file():
+            raise typer.BadParameter(f"{head} has no drafter.json", param_hint="--head")
+        return head
+    if head == OFF or drafters or HEAD_SETTING in os.environ:
+        return ""
+    made_for_it = [Path(one.partition("=")[2]) for one in fitting_drafters(target) if one.startswith(f"{HEAD_KIND}=")]
+    return str(made_for_it[0]) if made_for_it and not is_on_gpu(device) else ""
+
+
+def is_on_gpu(device: str) -> bool:
+    """Whether models run on a GPU where `device` is asked for."""
+    if device:
+        return device == "cuda"
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def here(model: str, option: str) -> str:

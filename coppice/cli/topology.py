@@ -82,6 +82,8 @@ class TopologySpec:
     # Numbers and quantisation of the target, as verifiers' settings have them.
     dtype: str = ""
     quantization: str = ""
+    # Directory of the head with which verifiers draft where no drafter does; empty leaves it to the environment.
+    head: str = ""
     tensor_parallel: int = 0
     kv_cache_mib: int = 0
     # Where the prefix cache is kept; empty leaves it in the orchestrator.
@@ -292,8 +294,8 @@ class Topology:
     def _target_env(self) -> dict[str, str]:
         space = {} if self._spec.space is None else {"SPACE_ADAPTER": self._spec.space}
         spec = self._spec
-        own = _given(KV_CACHE_MIB=spec.kv_cache_mib, DTYPE=spec.dtype, QUANTIZATION=spec.quantization)
-        return own | space
+        own = {"DTYPE": spec.dtype, "QUANTIZATION": spec.quantization, "EAGLE_HEAD": spec.head}
+        return _given(KV_CACHE_MIB=spec.kv_cache_mib, **own) | space
 
     def _verifier_env(self) -> dict[str, str]:
         parallel = _given(TENSOR_PARALLEL=self._spec.tensor_parallel)

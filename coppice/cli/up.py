@@ -25,6 +25,7 @@ from coppice.cli.options import (
     OFF,
     Device,
     Drafters,
+    Head,
     Space,
     Target,
     Threads,
@@ -47,6 +48,7 @@ def up(
     target: Target = DEFAULT_TARGET,
     drafter: Drafters = None,
     space: Space = AUTO,
+    head: Head = AUTO,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
     http_port: Annotated[
         int,
@@ -111,9 +113,11 @@ def up(
     require_choice("--dtype", dtype, "auto", "float32", "bfloat16")
     require_choice("--quantization", quantization, "none", "int8")
     require_choice("--rounds", rounds, "asynchronous", "synchronous")
-    # A target in parts, or in 8 bits, cannot be adapted.
-    own_drafts = OFF if space == AUTO and (tensor_parallel > 1 or quantization == "int8") else space
-    spec = topology_spec(target, drafter, port, device, threads, own_drafts)
+    # A target in parts, or in 8 bits, cannot be adapted; nor do parts give the states that a head reads.
+    # Synchronous rounds wait for drafters.
+    own_space = OFF if space == AUTO and (tensor_parallel > 1 or quantization == "int8") else space
+    own_head = OFF if head == AUTO and (tensor_parallel > 1 or rounds == "synchronous") else head
+    spec = topology_spec(target, drafter, port, device, threads, own_space, own_head)
     with refusing("--colocated", ValueError):
         spec = replace(
             spec,

@@ -22,7 +22,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenSequence, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[CloseSequence, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs", "request_id", "traceparent", "synchronous", "max_lookup_nodes", "max_prompt_features")
+    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs", "request_id", "traceparent", "synchronous", "max_lookup_nodes", "max_prompt_features", "max_head_nodes")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class OpenSequence(_message.Message):
     SYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
     MAX_LOOKUP_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    MAX_HEAD_NODES_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     stopping: _sampling_pb2.StoppingOptions
@@ -57,7 +58,8 @@ class OpenSequence(_message.Message):
     synchronous: bool
     max_lookup_nodes: int
     max_prompt_features: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ..., max_lookup_nodes: _Optional[int] = ..., max_prompt_features: _Optional[int] = ...) -> None: ...
+    max_head_nodes: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ..., max_lookup_nodes: _Optional[int] = ..., max_prompt_features: _Optional[int] = ..., max_head_nodes: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_length", "tree", "budget", "linger_us", "ahead")
@@ -194,7 +196,7 @@ class VerifierServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierServiceDescribeResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple", "hardware", "instance_id", "redraft_nodes", "feature_size", "dtype", "weights_fingerprint", "serving_fingerprint", "lookup_nodes", "feature_layers", "feature_layer_size", "quantization")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple", "hardware", "instance_id", "redraft_nodes", "feature_size", "dtype", "weights_fingerprint", "serving_fingerprint", "lookup_nodes", "feature_layers", "feature_layer_size", "quantization", "head_nodes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +220,7 @@ class VerifierServiceDescribeResponse(_message.Message):
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYER_SIZE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    HEAD_NODES_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -241,7 +244,8 @@ class VerifierServiceDescribeResponse(_message.Message):
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     feature_layer_size: int
     quantization: str
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ..., hardware: _Optional[str] = ..., instance_id: _Optional[str] = ..., redraft_nodes: _Optional[int] = ..., feature_size: _Optional[int] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., lookup_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_layer_size: _Optional[int] = ..., quantization: _Optional[str] = ...) -> None: ...
+    head_nodes: int
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ..., hardware: _Optional[str] = ..., instance_id: _Optional[str] = ..., redraft_nodes: _Optional[int] = ..., feature_size: _Optional[int] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., lookup_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_layer_size: _Optional[int] = ..., quantization: _Optional[str] = ..., head_nodes: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from transformers.utils import logging as transformers_logging
 
 from coppice.checkpoints.files import (
+    CALIBRATION_FILE,
     WEIGHTS_FILE,
     read_object,
     reason_of,
@@ -34,7 +35,6 @@ from drafter_svc.model.tree_cache import FloatArray, Forward, TreeCache
 
 logger = logging.getLogger(__name__)
 
-CALIBRATION_FILE = "drafter.json"
 # Largest accepted difference of logits, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 INT8_TOLERANCE = 0.1

@@ -15,9 +15,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from coppice.checkpoints.hf_cache import cache_argument
-from drafter_svc.kernels.base import WholeSearch
+from coppice.draft_models.kernels.base import Rows, WholeSearch
 from drafter_svc.model.prefix_blocks import KvBlock
-from drafter_svc.model.tree_cache import FloatArray, Rows
+from drafter_svc.model.tree_cache import FloatArray
 
 # For models without a stated context, to bound memory.
 UNSTATED_CONTEXT = 32_768

@@ -24,7 +24,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedMo
 from coppice.checkpoints.files import named
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
-from drafter_svc.kernels.cpu.int8_weights import quantise
+from coppice.draft_models.kernels.cpu.int8_weights import quantise
 
 LAYERS_FILE = "layers.safetensors"
 # Optional further tensors, see `drafters/block/transition.py`.

@@ -22,13 +22,13 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from coppice.draft_models.kernels.base import Found, Rows, WholeSearch
+from coppice.draft_models.kernels.cpu.int8_inputs import is_available
+from coppice.draft_models.kernels.cpu.tree_search import CompiledLlama
 from coppice.kernels.cpu.packed_linear import Product, make_linear
-from drafter_svc.kernels.base import Found, WholeSearch
-from drafter_svc.kernels.cpu.int8_inputs import is_available
-from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 from drafter_svc.model.hf_forward import max_positions, to_numpy
 from drafter_svc.model.prefix_blocks import KvBlock
-from drafter_svc.model.tree_cache import FloatArray, Rows
+from drafter_svc.model.tree_cache import FloatArray
 
 # Implementation of passes over few rows: torch; compiled with 8-bit weights; compiled with 8-bit weights and inputs.
 FewRowsWay = Literal["tensors", "w8", "w8a8"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from coppice.draft_models.coupling import Coupling
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixKey
 from drafter_svc.model.tree_cache import Forward, TreeCache
-from drafter_svc.search.coupling import Coupling
 
 
 class ReadContext:

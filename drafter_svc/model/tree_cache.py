@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.tree import ROOT
+from coppice.draft_models.kernels.base import Found, Rows, WholeSearch
 from coppice.search.tree_limits import Children
-from drafter_svc.kernels.base import Found, WholeSearch
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, KvBlock, PrefixKey
 
 FloatArray = npt.NDArray[np.float32]
@@ -20,19 +20,6 @@ IntArray = npt.NDArray[np.int64]
 _HIDDEN = np.float32(-np.inf)
 
 Store = TypeVar("Store")
-
-
-class Rows(NamedTuple):
-    """New rows of one forward pass: R after S cached ones.
-
-    `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to attention scores: 0 where a row sees another, else
-    -inf. Logits are returned for the last `num_logits` rows.
-    """
-
-    token_ids: IntArray
-    positions: IntArray
-    mask: FloatArray
-    num_logits: int
 
 
 class Forward(Protocol[Store]):

@@ -15,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from drafter_svc.kernels.base import Found, WholeSearch
+from coppice.draft_models.kernels.base import Found, Rows, WholeSearch
 from drafter_svc.model.prefix_blocks import KvBlock
-from drafter_svc.model.tree_cache import FloatArray, Forward, Rows
+from drafter_svc.model.tree_cache import FloatArray, Forward
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from orchestrator.request.output_text import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
 from orchestrator.request.round_feed import OutputRounds, RoundFeed
-from orchestrator.request.rounds import PROMPT_LOOKUP, REDRAFT
+from orchestrator.request.rounds import HEAD, PROMPT_LOOKUP, REDRAFT
 from orchestrator.request.statistics import OutputClock
 from orchestrator.request.trace import OutputTrace, RequestTrace
 from orchestrator.request.transcript import Transcript
@@ -309,6 +309,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             own.add(REDRAFT)
         if self._verifiers.info.lookup_nodes:
             own.add(PROMPT_LOOKUP)
+        if self._verifiers.info.head_nodes:
+            own.add(HEAD)
         return frozenset(own)
 
     def _sources(self) -> list[str]:
@@ -390,6 +392,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         info = self._verifiers.info
         # Drafters know more, and rows are theirs.
         lookup_nodes = 0 if clients else self._verifier_nodes(request, PROMPT_LOOKUP, info.lookup_nodes)
+        head_nodes = 0 if clients else self._verifier_nodes(request, HEAD, info.head_nodes)
         drafting = Drafting(
             clients=clients,
             planner=plans,
@@ -408,6 +411,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             denoising=request.denoising,
             max_redraft_nodes=self._verifier_nodes(request, REDRAFT, info.redraft_nodes),
             max_lookup_nodes=lookup_nodes,
+            max_head_nodes=head_nodes,
         )
         output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace, rounds)

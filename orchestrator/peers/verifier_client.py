@@ -64,6 +64,8 @@ class VerifierInfo:
     redraft_nodes: int = 0
     # Most nodes of its drafts by prompt lookup; 0 if it makes none.
     lookup_nodes: int = 0
+    # Most nodes of its drafts with a head of its own; 0 without one.
+    head_nodes: int = 0
     # Numbers per token in features, and the layers that they are of; 0 and none if it sends none.
     feature_size: int = 0
     feature_layers: tuple[int, ...] = ()
@@ -339,6 +341,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         instance_id=described.instance_id,
         redraft_nodes=described.redraft_nodes,
         lookup_nodes=described.lookup_nodes,
+        head_nodes=described.head_nodes,
         feature_size=described.feature_size,
         feature_layers=tuple(described.feature_layers),
         dtype=described.dtype,
@@ -354,9 +357,10 @@ def _load(load: verifier_pb2.Load) -> VerifierLoad:
 
 def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
     """Message to open a sequence, without features or re-drafts that the verifier does not offer."""
-    redraft_nodes, lookup_nodes, feature_size = 0, 0, 0
+    redraft_nodes, lookup_nodes, head_nodes, feature_size = 0, 0, 0, 0
     if info is not None:
-        redraft_nodes, lookup_nodes, feature_size = info.redraft_nodes, info.lookup_nodes, info.feature_size
+        redraft_nodes, lookup_nodes, head_nodes = info.redraft_nodes, info.lookup_nodes, info.head_nodes
+        feature_size = info.feature_size
     wants_features = 0 < opening.feature_size == feature_size
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,
@@ -376,6 +380,7 @@ def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier
         synchronous=opening.synchronous,
         max_redraft_nodes=min(opening.max_redraft_nodes, redraft_nodes),
         max_lookup_nodes=min(opening.max_lookup_nodes, lookup_nodes),
+        max_head_nodes=min(opening.max_head_nodes, head_nodes),
     )
 
 

@@ -65,6 +65,7 @@ class Drafting:
         synchronous: bool = False,
         max_redraft_nodes: int = 0,
         max_lookup_nodes: int = 0,
+        max_head_nodes: int = 0,
         records: SourceRecords | None = None,
         denoising: Denoising = LEFT_TO_DRAFTER,
         clock: Callable[[], float] = time.monotonic,
@@ -78,6 +79,8 @@ class Drafting:
         self.max_redraft_nodes = max_redraft_nodes
         # The same of the verifier's drafts by prompt lookup.
         self.max_lookup_nodes = max_lookup_nodes
+        # The same of its drafts with a head.
+        self.max_head_nodes = max_head_nodes
         self._redraft = EMPTY_TREE
         # Merged draft of the current round before any cut, and of the round before.
         self._offered = self.offered = EMPTY_TREE

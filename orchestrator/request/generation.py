@@ -174,6 +174,7 @@ class Generation:
             synchronous=self._drafting.synchronous,
             max_redraft_nodes=self._drafting.max_redraft_nodes,
             max_lookup_nodes=self._drafting.max_lookup_nodes,
+            max_head_nodes=self._drafting.max_head_nodes,
         )
 
     def finish_if_complete(self) -> bool:

@@ -13,6 +13,8 @@ from coppice.v1 import sampling_pb2, tree_pb2
 # Source names of the verifier's own drafts: in-pass re-drafts, and those from the request's own text.
 REDRAFT = "redraft"
 PROMPT_LOOKUP = "prompt-lookup"
+# A head of the verifier, and a drafter of that kind.
+HEAD = "eagle"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class VerifyOpening:
     # Most nodes of in-pass re-drafts; 0 for none.
     max_redraft_nodes: int = 0
     max_lookup_nodes: int = 0
+    max_head_nodes: int = 0
     # Most tokens of the prompt, the last ones, whose features drafters read.
     max_prompt_features: int = 0
 

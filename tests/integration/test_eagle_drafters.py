@@ -18,12 +18,12 @@ from transformers import LlamaForCausalLM
 from coppice.client import Client, Options
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import MOST_PROMPT_FEATURES, default_feature_layers
+from coppice.draft_models.eagle.sequence import EagleSequence
 from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, features_pb2, verifier_pb2, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
-from drafter_svc.drafters.eagle.drafter import EagleSequence
 from drafter_svc.drafters.registry import load_drafter
 from orchestrator.app import running
 from orchestrator.config import Config

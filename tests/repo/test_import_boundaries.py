@@ -41,7 +41,8 @@ class Blocker:
         return None
 
 MODEL_ROOMS = (
-    "coppice.adapt", "coppice.lab.bench", "coppice.training", "coppice.colocated", "coppice.kernels.cpu.packed_linear",
+    "coppice.adapt", "coppice.lab.bench", "coppice.training", "coppice.colocated", "coppice.draft_models",
+    "coppice.kernels.cpu.packed_linear",
 )
 sys.meta_path.insert(0, Blocker())
 for package_name in sys.argv[1:]:

@@ -183,8 +183,10 @@ class Engine:
         parts = zip(finished.batch, finished.result.parts, strict=True)
         outcomes = [self._end_round(share, part, finished) for share, part in parts]
         self.counts.rounds_over(finished.plan, finished.result.num_pruned, [one for one in outcomes if one is not None])
-        if self._info.lookup is not None and all(share.num_pending == 1 for share in finished.batch):
-            self._info.lookup.cost.add(finished.plan.num_rows, finished.took_s)
+        if all(share.num_pending == 1 for share in finished.batch):
+            for own in (self._info.lookup, self._info.head):
+                if own is not None:
+                    own.cost.add(finished.plan.num_rows, finished.took_s)
         self.scheduler.pass_over(finished.batch, finished.plan.num_rows, finished.ended_s)
         self._report_load(finished)
 

@@ -34,6 +34,14 @@ class PassCost:
         own_s, row_s = self._line
         return max(0.0, own_s) / row_s if row_s > 0 else math.inf
 
+    def seconds(self, num_rows: int) -> tuple[float, float]:
+        """Seconds of a pass of so many rows, and of a further row; (0, 0) until known."""
+        if self._line is None:
+            return 0.0, 0.0
+        own_s, row_s = self._line
+        row_s = max(0.0, row_s)
+        return max(0.0, own_s) + row_s * num_rows, row_s
+
     def add(self, num_rows: int, seconds: float) -> None:
         """Learn from a pass."""
         if self._line is not None:

@@ -20,7 +20,7 @@ from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
-from verifier_svc.extras.lookup.lookup import PromptLookup
+from verifier_svc.extras.own_drafts import OwnDrafts
 from verifier_svc.extras.pruning.rows import surviving_part
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import Redrafter
@@ -69,6 +69,8 @@ class SequenceSpec:
     max_redraft_nodes: int = 0
     # The same for prompt lookup.
     max_lookup_nodes: int = 0
+    # The same for the target's head.
+    max_head_nodes: int = 0
     # For logs.
     request_id: str = ""
     # Whether outcomes carry features of committed tokens.
@@ -134,6 +136,7 @@ class Sequence:
         # First row of the prompt whose states are still wanted, and their end: the last row's go with an outcome.
         self._end_shown = len(spec.prompt) - 1
         self._next_shown = max(0, self._end_shown - spec.max_prompt_features)
+        self._sends_prompt_states = spec.max_prompt_features > 0
         self._prompt_states: PromptStates | None = None
         self._priority = spec.priority
         self._counts = counts or DraftCounts()
@@ -154,9 +157,12 @@ class Sequence:
         )
         redraft = info.redraft if drafts_itself else None
         self._redrafter = Redrafter(redraft, spec.max_redraft_nodes, spec.sampling.temperature)
-        self._lookup = None
-        if info.lookup is not None and spec.max_lookup_nodes and drafts_itself:
-            self._lookup = PromptLookup(info.lookup, spec.max_lookup_nodes, spec.sampling.temperature > 0)
+        self._own: OwnDrafts | None = None
+        if drafts_itself and (spec.max_lookup_nodes or spec.max_head_nodes):
+            self._own = OwnDrafts(
+                spec.prompt, spec.sampling, info.lookup, spec.max_lookup_nodes, info.head, spec.max_head_nodes
+            )
+            self._next_shown = min(self._next_shown, max(0, self._end_shown - self._own.max_prompt_features))
         self._draw_rule = None
         if info.pruning is not None and not spec.traverses:
             self._draw_rule = draw_rule(spec.sampling, info.pruning.thresholds, spec.stopping.min_tokens)
@@ -308,7 +314,7 @@ class Sequence:
                 tree,
                 masks=masks,
                 draw_rule=self._draw_rule,
-                wants_states=self._wants_features,
+                wants_states=self._wants_features or (self._own is not None and self._own.wants_features),
                 chooser=self.verifier.pass_chooser(tree),
                 keeps_logits=self.verifier.keeps_logits(tree) or bool(masks),
                 shown=shown,
@@ -349,11 +355,13 @@ class Sequence:
         self._learn_from_wait(planned, waited_s)
         self._rounds_since_start += 1
         self.mailbox.advance(accepted.token_ids, self.tokens)
-        redraft = EMPTY_TREE
-        if self._lookup is None:
+        features = b"" if states is None else committed_features(states, accepted)
+        if self._own is None:
             redraft = self._redraft(planned, rows, accepted, part.logits)
-        elif verified.finish is None:
-            redraft = self._look_up(self._lookup, accepted.token_ids, num_sequences)
+        else:
+            num_accepted = len(nodes) if planned.origin is DraftOrigin.REDRAFT else None
+            self._own.committed(accepted.token_ids, features, num_accepted)
+            redraft = EMPTY_TREE if verified.finish is not None else self._draft_own(self._own, num_sequences)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -369,7 +377,7 @@ class Sequence:
             draft_origin=planned.origin,
             redraft=redraft,
             pruned_nodes=len(whole.tree) - len(rows.tree),
-            features=committed_features(states, accepted) if self._wants_features and states is not None else b"",
+            features=features if self._wants_features else b"",
         )
 
     def take_prompt_states(self) -> PromptStates | None:
@@ -383,7 +391,10 @@ class Sequence:
             # Row i is the one before token i + 1.
             first = rows.cache.length + rows.shown.start + 1
             self._next_shown = first + len(rows.shown) - 1
-            self._prompt_states = None if states is None else PromptStates(first, states)
+            if states is not None and self._own is not None:
+                self._own.see_prompt(first, states.tobytes())
+            if states is not None and self._sends_prompt_states:
+                self._prompt_states = PromptStates(first, states)
 
     def _keep_rows(self, rows: SequenceRows, nodes: tuple[int, ...]) -> None:
         """Keep and publish the keys and values of pending tokens and accepted `nodes`."""
@@ -400,12 +411,11 @@ class Sequence:
             self.mailbox.put_redraft(redraft)
         return redraft
 
-    def _look_up(self, lookup: PromptLookup, token_ids: tuple[int, ...], num_sequences: int) -> TokenTree:
-        """Look up a draft for the next round in the sequence's own tokens and add it to the mailbox."""
-        lookup.committed(token_ids)
+    def _draft_own(self, own: OwnDrafts, num_sequences: int) -> TokenTree:
+        """Make a draft for the next round, unless there is one, and add it to the mailbox; may be empty."""
         if self.mailbox.is_fresh:
             return EMPTY_TREE
-        tree = lookup.draft(self.tokens, num_sequences)
+        tree = own.draft(self.tokens, num_sequences)
         if len(tree):
             self.mailbox.put_redraft(tree)
         return tree

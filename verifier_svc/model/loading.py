@@ -27,6 +27,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import FeatureShape, offered_features
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, padded_sizes
+from verifier_svc.extras.head.loading import load_own_head
 from verifier_svc.extras.lookup.lookup import LookupSettings
 from verifier_svc.extras.pruning.head import load_head
 from verifier_svc.extras.pruning.pace import PruningSettings
@@ -141,7 +142,6 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if not exact:
         logger.info("fast mode: near-ties are counted below a logit gap of %g", near_tie_gap)
     redraft = adapted(target, config, vocab_size, exact=exact)
-    looks_up = config.prompt_lookup == "on" and redraft is None
     pruning = with_early_head(target, config, vocab_size, exact=exact)
     limit = position_limit(model)
     size_cache(target, config, limit)
@@ -149,6 +149,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     _settle(target)
     # Ranks do not transfer hidden states.
     features = offered_features(target) if ranks is None else FeatureShape()
+    head = load_own_head(config, vocab_size, features, weights)
     text_config = model.config.get_text_config()
     if (trained := trained_length(model)) is not None:
         logger.warning(
@@ -172,7 +173,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
         redraft=None if redraft is None else with_costs(redraft, target, limit),
-        lookup=LookupSettings(min(_LOOKUP_NODES, config.max_nodes)) if looks_up else None,
+        lookup=lookup_settings(config),
+        head=head,
         pruning=pruning,
         feature_layers=features.layers,
         feature_size=features.size,
@@ -401,6 +403,13 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     return settings
 
 
+def lookup_settings(config: VerifierConfig) -> LookupSettings | None:
+    """Prompt lookup, unless it is off or the target drafts in a better way."""
+    if config.prompt_lookup != "on" or config.space_adapter:
+        return None
+    return LookupSettings(min(_LOOKUP_NODES, config.max_nodes))
+
+
 def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -> RedraftSettings:
     """Settings with measured costs of rows, if they are used and can be measured in time."""
     if not redraft.min_probability:
@@ -627,6 +636,8 @@ def refuse_unsupported(model: PreTrainedModel, config: VerifierConfig) -> None:
     unknown = [kind for kind in layer_types if kind not in _SUPPORTED_LAYER_TYPES]
     # Recurrent layers are known by their modules.
     recurrent = recurrent_modules(model)
+    if config.eagle_head and (config.space_adapter or config.tensor_parallel > 1 or model.device.type != "cpu"):
+        raise IncompatibleError("EAGLE_HEAD is for targets on a CPU, in one process, without SPACE_ADAPTER")
     if recurrent:
         _refuse_with_recurrent_layers(model, config)
     if len(unknown) > len(recurrent):

@@ -20,6 +20,7 @@ from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
 from verifier_svc.engine.state_slots import StateSlots
+from verifier_svc.extras.head.head import HeadSettings
 from verifier_svc.extras.lookup.lookup import LookupSettings
 from verifier_svc.extras.pruning.head import EarlyHead
 from verifier_svc.extras.pruning.layers import PrunedForward, PrunedLayers
@@ -72,6 +73,8 @@ class TargetInfo:
     redraft: RedraftSettings | None = None
     # Prompt lookup; None if disabled, or with an adapter.
     lookup: LookupSettings | None = None
+    # A head that drafts in this process; None without.
+    head: HeadSettings | None = None
     # Early pruning; None without a head.
     pruning: PruningSettings | None = None
     # Layers and width of a committed token's feature, the layers' states side by side; none and 0 if not available.

@@ -97,6 +97,7 @@ class RequestParser:
             synchronous=message.synchronous,
             max_redraft_nodes=message.max_redraft_nodes,
             max_lookup_nodes=message.max_lookup_nodes,
+            max_head_nodes=message.max_head_nodes,
             request_id=message.request_id,
             wants_features=message.want_features,
             max_prompt_features=min(message.max_prompt_features, MOST_PROMPT_FEATURES) if message.want_features else 0,
@@ -111,6 +112,8 @@ class RequestParser:
             raise UnsupportedError("max_redraft_nodes: this verifier has no adapter to re-draft with")
         if message.max_lookup_nodes and self._info.lookup is None:
             raise UnsupportedError("max_lookup_nodes: this verifier makes no drafts by prompt lookup")
+        if message.max_head_nodes and self._info.head is None:
+            raise UnsupportedError("max_head_nodes: this verifier has no head that drafts")
 
     def _submit(self, key: SequenceKey, message: verifier_pb2.Draft) -> None:
         linger_s = message.linger_us / 1e6 if message.HasField("linger_us") else None

@@ -14,7 +14,16 @@ from coppice.checkpoints.bundled import fitting_drafters
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.bench import options as opt
 from coppice.cli.bench.options import finish, measured
-from coppice.cli.options import Device, Threads, refusing, require_device, topology_spec
+from coppice.cli.options import (
+    AUTO,
+    HEAD_KIND,
+    Device,
+    Threads,
+    chosen_head,
+    refusing,
+    require_device,
+    topology_spec,
+)
 from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, TopologySpec
 
 if TYPE_CHECKING:
@@ -86,7 +95,7 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    spec, small_lm = _fitting(target, drafter, threads)
+    spec, small_lm = _fitting(target, drafter, threads, far=bool(forms.strip()))
     chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
@@ -104,13 +113,17 @@ def latency(
     finish(report, SHOWN, out)
 
 
-def _fitting(target: Path, drafter: str, threads: int) -> tuple[TopologySpec, Path | None]:
-    """A target with the drafter of --drafter, or that made for it; and the small LM, with which others can draft, too.
+def _fitting(target: Path, drafter: str, threads: int, *, far: bool = False) -> tuple[TopologySpec, Path | None]:
+    """A target with the drafter of --drafter, or what `coppice up` drafts with; and the small LM, as others can use it.
+
+    `far`: with drafters that are services, whatever fits.
 
     Raises typer.BadParameter where a checkpoint is missing.
     """
+    head = "" if drafter or far else chosen_head(AUTO, target.name, None, "")
     made_for_it = [opt.DRAFTER] if target == opt.TARGET else fitting_drafters(target.name)
-    spec = opt.topology(target, drafter or next(iter(made_for_it), NO_DRAFTER), threads)
+    chosen = NO_DRAFTER if head else drafter or next(iter(made_for_it), NO_DRAFTER)
+    spec = replace(opt.topology(target, chosen, threads), head=head)
     opt.begin(target)
     for one in spec.drafters:
         opt.require_checkpoint(Path(one.model), "--drafter")
@@ -202,7 +215,8 @@ def peers(
     with refusing("--hard", PromptsError):
         chosen += hard_prompts(seed) if hard else []
     setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
-    suite = PeersSuite(setup, tuple(one.kind for one in spec.drafters), small_lm, plan)
+    kinds = (*(one.kind for one in spec.drafters), *([HEAD_KIND] if spec.head else []))
+    suite = PeersSuite(setup, kinds, small_lm, plan)
     finish(asyncio.run(measure_peers(suite, spec)), SHOWN, out)
 
 

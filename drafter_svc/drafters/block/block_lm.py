@@ -21,6 +21,7 @@ from coppice.core.denoising import Denoising
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.draft_models.coupling import ChildChoice, Coupling
 from coppice.search.likeliest_tokens import top_children
 from coppice.search.marginal_tree import marginal_tree
 from coppice.search.transition_scores import TransitionScores
@@ -36,7 +37,6 @@ from drafter_svc.model.hf_forward import PlainForward
 from drafter_svc.model.prefix_blocks import PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
-from drafter_svc.search.coupling import ChildChoice, Coupling
 from drafter_svc.search.joint_passes import JointPasses, joined
 
 MIB = 1024 * 1024

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coppice.checkpoints.files import CALIBRATION_FILE
 from coppice.core.denoising import MAX_BLOCK_TOKENS
 from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
-from drafter_svc.model.checkpoint import CALIBRATION_FILE
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters: one decoder layer on the target's hidden states, in the format of `speculators` checkpoints.
+"""EAGLE-3 drafters.
 
 For `drafter_svc.drafters.registry`.
 """

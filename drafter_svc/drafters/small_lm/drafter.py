@@ -16,13 +16,14 @@ import torch
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.draft_models.coupling import ChildChoice, Coupling
+from coppice.draft_models.kernels.base import WholeSearch
 from coppice.kernels.cpu.packed_linear import ROW_STEP
 from coppice.search.tree_builder import Frontier, build_tree
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.drafters.small_lm.sampled_lm import SampledLmSequence
-from drafter_svc.kernels.base import WholeSearch
 from drafter_svc.model.checkpoint import (
     Calibration,
     choose_device,
@@ -35,7 +36,6 @@ from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import Forward
-from drafter_svc.search.coupling import ChildChoice, Coupling
 from drafter_svc.search.draft_ahead import AHEAD_LIMITS, drafts_ahead
 from drafter_svc.search.joint_passes import JointPasses, joined
 

@@ -17,12 +17,12 @@ from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.draft_models.coupling import Coupling
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.prefix_blocks import PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
-from drafter_svc.search.coupling import Coupling
 
 # Tokens kept in a distribution; each costs about six bytes on the wire per inner node.
 MAX_TOKENS = 16

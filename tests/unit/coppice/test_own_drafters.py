@@ -22,8 +22,8 @@ from coppice.adapt.own_text import GivenPrompt, TextShape, WrittenText
 from coppice.adapt.run import AdaptPlan, run_plan
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from drafter_svc.drafters.eagle.checkpoint import load_eagle
-from drafter_svc.drafters.eagle.target_rows import read_target_rows
+from coppice.draft_models.eagle.checkpoint import load_eagle
+from coppice.draft_models.eagle.target_rows import read_target_rows
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 
 VOCAB = 60

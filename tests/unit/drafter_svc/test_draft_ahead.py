@@ -16,6 +16,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.core.sampling import SamplingParams
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.core.tree import ROOT, TokenTree, chain
+from coppice.draft_models.kernels.base import Rows
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
@@ -23,7 +24,7 @@ from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.small_lm.drafter import SmallLm, SmallLmSequence, load
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.llama_forward import LlamaForward
-from drafter_svc.model.tree_cache import FloatArray, Rows
+from drafter_svc.model.tree_cache import FloatArray
 from drafter_svc.search.draft_ahead import AHEAD_LIMITS, drafts_ahead
 from drafter_svc.session import Session, SessionOpening, SessionOutcome
 

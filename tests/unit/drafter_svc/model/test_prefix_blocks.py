@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
+from coppice.draft_models.kernels.base import Rows
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo, DraftSequence
 from drafter_svc.drafters.small_lm.drafter import SmallLm
@@ -19,7 +20,7 @@ from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.hf_forward import CachedForward, PlainForward
 from drafter_svc.model.llama_forward import LlamaForward
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, KvBlock, PrefixBlocks, PrefixKey
-from drafter_svc.model.tree_cache import FloatArray, Forward, Rows
+from drafter_svc.model.tree_cache import FloatArray, Forward
 from tests.tiny_checkpoint import tiny_llama
 
 VOCAB = 61

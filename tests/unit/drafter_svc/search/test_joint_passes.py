@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
+from coppice.draft_models.kernels.base import Rows
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo, DraftSequence, JointDrafter
 from drafter_svc.drafters.block.block_lm import BlockLm
@@ -20,7 +21,7 @@ from drafter_svc.drafters.small_lm.drafter import SmallLm
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.hf_forward import CachedForward
 from drafter_svc.model.llama_forward import KvStore, LlamaForward
-from drafter_svc.model.tree_cache import FloatArray, Rows, TreeCache
+from drafter_svc.model.tree_cache import FloatArray, TreeCache
 from drafter_svc.search.joint_passes import JointPasses, joined
 from tests.unit.drafter_svc.drafters.block.test_block_lm import CONTEXT, KINDS, MASKS, MODEL_VOCAB, SIGMAS, VOCAB
 from tests.unit.drafter_svc.test_forward import LLAMAS, make_llama

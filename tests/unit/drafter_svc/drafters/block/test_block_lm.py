@@ -13,6 +13,8 @@ from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
+from coppice.draft_models.coupling import ChildChoice
+from coppice.draft_models.kernels.base import Rows
 from coppice.kernels.cpu.half_tables import floats, halves
 from coppice.search.marginal_tree import marginal_tree
 from coppice.search.transition_scores import TransitionScores
@@ -26,8 +28,7 @@ from drafter_svc.drafters.block.semi_ar import SemiAr
 from drafter_svc.model.hf_forward import CachedForward, PlainForward
 from drafter_svc.model.llama_forward import LlamaForward
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks
-from drafter_svc.model.tree_cache import Rows, TreeCache
-from drafter_svc.search.coupling import ChildChoice
+from drafter_svc.model.tree_cache import TreeCache
 from tests.tiny_checkpoint import tiny_llama
 
 MODEL_VOCAB = 61

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
+from coppice.draft_models.coupling import ChildChoice
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.small_lm.drafter import SmallLm
@@ -20,7 +21,6 @@ from drafter_svc.model.checkpoint import Calibration, load_calibration
 from drafter_svc.model.hf_forward import CachedForward, PlainForward
 from drafter_svc.model.llama_forward import LlamaForward
 from drafter_svc.model.tree_cache import TreeCache
-from drafter_svc.search.coupling import ChildChoice
 
 VOCAB = 61
 CONTEXT = 64

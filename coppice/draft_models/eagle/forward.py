@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from coppice.core.tree import TokenTree
+from coppice.draft_models.eagle.checkpoint import EagleWeights
+from coppice.draft_models.kernels.cpu import eagle_pass, int8_inputs
+from coppice.draft_models.kernels.cpu.int8_inputs import arrange
+from coppice.draft_models.kernels.cpu.int8_weights import quantise
+from coppice.draft_models.kernels.cpu.llama_pass import LayerMatrices
+from coppice.draft_models.kernels.cpu.tree_search import SearchLimits
 from coppice.kernels.cpu.half_tables import HalfArray
 from coppice.search.tree_limits import TreeLimits
-from drafter_svc.drafters.eagle.checkpoint import EagleWeights
-from drafter_svc.kernels.cpu import eagle_pass, int8_inputs
-from drafter_svc.kernels.cpu.int8_inputs import arrange
-from drafter_svc.kernels.cpu.int8_weights import quantise
-from drafter_svc.kernels.cpu.llama_pass import LayerMatrices
-from drafter_svc.kernels.cpu.tree_search import SearchLimits
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
+from coppice.draft_models.coupling import ChildChoice, Coupling, FloatArray, NoiseRows, filled_by
 from coppice.kernels.cpu.top_scores import top_scores
-from drafter_svc.search.coupling import ChildChoice, Coupling, FloatArray, NoiseRows, filled_by
 
 VOCAB = 300
 
@@ -222,7 +222,7 @@ def test_a_growing_text_computes_every_row_once_and_keeps_little(monkeypatch: py
         computed.extend(range(first, first + count))
         return gumbel(seed, first, count, vocab_size)
 
-    monkeypatch.setattr("drafter_svc.search.coupling.gumbel", counted)
+    monkeypatch.setattr("coppice.draft_models.coupling.gumbel", counted)
     rows = NoiseRows(VOCAB_SIZE, filled_by(3, 1.0))
     position = 100
     for step in range(200):

@@ -9,9 +9,9 @@ import pytest
 from numba.core.errors import NumbaError
 from transformers import LlamaForCausalLM
 
-from drafter_svc.kernels.cpu import llama_pass
-from drafter_svc.kernels.cpu.int8_weights import quantise
-from drafter_svc.kernels.cpu.llama_pass import FewRowsPass
+from coppice.draft_models.kernels.cpu import llama_pass
+from coppice.draft_models.kernels.cpu.int8_weights import quantise
+from coppice.draft_models.kernels.cpu.llama_pass import FewRowsPass
 from drafter_svc.model import checkpoint, llama_forward
 from drafter_svc.model.hf_forward import PlainForward
 from drafter_svc.model.llama_forward import MOST_ROWS, LlamaForward

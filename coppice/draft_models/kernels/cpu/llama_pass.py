@@ -17,12 +17,12 @@ import numpy.typing as npt
 from numba.extending import overload
 from transformers import LlamaForCausalLM
 
+from coppice.draft_models.kernels.base import Rows
+from coppice.draft_models.kernels.cpu.int8_inputs import arrange, multiply_bytes
+from coppice.draft_models.kernels.cpu.int8_weights import Weights, multiply_floats, quantise
 from coppice.kernels.cpu.compiler import compiled
 from coppice.kernels.cpu.exponentials import exponentials
 from coppice.kernels.cpu.norms import rms_norm
-from drafter_svc.kernels.cpu.int8_inputs import arrange, multiply_bytes
-from drafter_svc.kernels.cpu.int8_weights import Weights, multiply_floats, quantise
-from drafter_svc.model.tree_cache import Rows
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -15,23 +15,23 @@ from safetensors.torch import load_file
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.draft_models.coupling import Coupling
+from coppice.draft_models.eagle import sequence as eagle_sequence
+from coppice.draft_models.eagle.checkpoint import EagleWeights, load_eagle
+from coppice.draft_models.eagle.forward import WINDOW, CompiledEagle, EagleForward, TorchEagle, probe_eagle
+from coppice.draft_models.eagle.sequence import EagleSequence, HeadSizes, LoadedHead
+from coppice.draft_models.eagle.target_rows import TargetRows, read_target_rows
+from coppice.draft_models.kernels.cpu.int8_weights import quantise
 from coppice.search.likeliest_tokens import top_children
 from coppice.search.tree_builder import Frontier, build_tree
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.eagle import drafter as eagle_drafter
-from drafter_svc.drafters.eagle.checkpoint import EagleWeights, load_eagle
-from drafter_svc.drafters.eagle.drafter import Eagle, EagleSequence
-from drafter_svc.drafters.eagle.forward import WINDOW, CompiledEagle, EagleForward, TorchEagle, probe_eagle
-from drafter_svc.drafters.eagle.target_rows import TargetRows, read_target_rows
-from drafter_svc.kernels.cpu.int8_weights import quantise
 from drafter_svc.model.cache_budget import CacheBudget
-from drafter_svc.search.coupling import Coupling
 from tests.eagle_checkpoints import eagle_settings, eagle_tensors, write_eagle
 from tests.eight_bits import needs_int8_inputs
-from tests.unit.drafter_svc.drafters.eagle.conftest import VOCAB
-from tests.unit.drafter_svc.drafters.eagle.eagle_oracle import EagleOracle
+from tests.unit.coppice.draft_models.eagle.conftest import VOCAB
+from tests.unit.coppice.draft_models.eagle.eagle_oracle import EagleOracle
 
 LIMITS = TreeLimits(20, width=4, max_steps=4, max_depth=5)
 SIGMAS = {"0": [0.7, 0.8, 0.9, 1.0, 1.1], "1": [0.5, 0.6, 0.7, 0.8, 0.9]}
@@ -62,10 +62,9 @@ class Case:
         ids = [*own, *sorted(set(PROMPT) - set(own))]
         self.oracle = EagleOracle(settings, tensors, self.rows.embedding, self.rows.output[ids], ids)
 
-    def drafter(self, forward: EagleForward | None = None) -> Eagle:
+    def drafter(self, forward: EagleForward | None = None) -> LoadedHead:
         forward = forward or TorchEagle(self.weights, torch.device("cpu"))
-        info = DrafterInfo("eagle", "x", "", VOCAB, 0, self.weights.feature_size, self.weights.feature_layers)
-        return Eagle(forward, info, self.weights.calibration, LIMITS)
+        return LoadedHead(forward, HeadSizes(VOCAB, self.weights.feature_size), self.weights.calibration, LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +257,8 @@ def test_a_whole_search_in_one_call_is_that_in_steps(
     rounds_inputs: bool, sampling: SamplingParams, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round after round, over budgets, outcomes told together, and rows that are dropped."""
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward.WINDOW", 24)
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward._STEP", 8)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward.WINDOW", 24)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward._STEP", 8)
     forward = CompiledEagle(case.weights, rounds_inputs=rounds_inputs)
     by_steps: Any = StepByStep(forward)
     one, other = (case.drafter(way).open(PROMPT, sampling) for way in (forward, by_steps))
@@ -281,8 +280,8 @@ def test_a_whole_search_in_one_call_is_that_in_steps(
 
 def test_long_outputs_are_seen_through_a_window(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Older rows are dropped, and keys keep their positions."""
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward.WINDOW", 16)
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward._STEP", 4)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward.WINDOW", 16)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward._STEP", 4)
     sequence, text = case.drafter().open(PROMPT, NOISY), Text(case.weights.feature_size)
     for _ in range(9):
         tokens = text.rng.integers(0, VOCAB, 3).tolist()
@@ -316,8 +315,8 @@ def test_the_prompt_has_a_place_in_the_window_and_leaves_it_first(
     rounds_inputs: bool, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever it comes, and with whole searches or steps."""
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward.WINDOW", 16)
-    monkeypatch.setattr("drafter_svc.drafters.eagle.forward._STEP", 4)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward.WINDOW", 16)
+    monkeypatch.setattr("coppice.draft_models.eagle.forward._STEP", 4)
     forward = CompiledEagle(case.weights, rounds_inputs=rounds_inputs)
     by_steps: Any = StepByStep(forward)
     one, other = (case.drafter(way).open(PROMPT, NOISY) for way in (forward, by_steps))
@@ -354,7 +353,7 @@ def test_damaged_rows_of_the_prompt_are_ignored(garbage: str, case: Case) -> Non
 def test_of_a_prompt_of_any_length_a_bounded_number_of_rows_is_kept(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle_drafter, "MOST_PROMPT_FEATURES", 4)
+    monkeypatch.setattr(eagle_sequence, "MOST_PROMPT_FEATURES", 4)
     size = 2 * case.weights.feature_size
     sequence = case.drafter().open(PROMPT, NOISY)
     # Not among the last four.
@@ -444,7 +443,7 @@ def test_features_belong_to_the_last_tokens(case: Case) -> None:
 
 def test_noise_of_picked_tokens_is_that_of_the_whole_vocabulary() -> None:
     ids = np.array([0, 3, 5, 6, 7, 60])
-    rows = eagle_drafter._picked_noise(replace(NOISY, temperature=0.7), ids)
+    rows = eagle_sequence._picked_noise(replace(NOISY, temperature=0.7), ids)
     expected = 0.7 * gumbel(NOISY.seed, 2**33 + 5, 3, VOCAB)[:, ids]
     np.testing.assert_allclose(rows.at(2**33 + 5, 3), expected, rtol=1e-6, atol=1e-6)
 
@@ -459,8 +458,8 @@ def test_a_checkpoint_with_tables_of_its_own_needs_no_target(eagle_target: Path,
     ids = weights.draft_ids.tolist()
     oracle = EagleOracle(settings, tensors, tensors["embed_tokens.weight"], tensors["lm_head.weight"], ids)
     forward = TorchEagle(weights, torch.device("cpu"))
-    info = DrafterInfo("eagle", "x", "", VOCAB, 0, weights.feature_size, weights.feature_layers)
-    sequence = Eagle(forward, info, weights.calibration, LIMITS).open(PROMPT, GREEDY)
+    sizes = HeadSizes(weights.vocab_size, weights.feature_size)
+    sequence = LoadedHead(forward, sizes, weights.calibration, LIMITS).open(PROMPT, GREEDY)
     text = Text(60)
     sequence.extend([60, 0], text.more([60, 0]))
     found = sequence.draft(1)

@@ -16,14 +16,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
+from coppice.draft_models.eagle.checkpoint import load_eagle, load_eagle_calibration
+from coppice.draft_models.eagle.forward import RotaryTable
+from coppice.draft_models.eagle.target_rows import TargetRows, read_target_rows
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters.eagle.checkpoint import load_eagle, load_eagle_calibration
 from drafter_svc.drafters.eagle.drafter import Eagle
-from drafter_svc.drafters.eagle.forward import RotaryTable
-from drafter_svc.drafters.eagle.target_rows import TargetRows, read_target_rows
 from drafter_svc.drafters.registry import load_drafter
 from tests.eagle_checkpoints import eagle_settings, eagle_tensors, write_eagle, write_tiny_eagle
-from tests.unit.drafter_svc.drafters.eagle.conftest import VOCAB
+from tests.unit.coppice.draft_models.eagle.conftest import VOCAB
 
 Settings = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -227,7 +227,7 @@ def test_tables_are_found_in_checkpoints_of_other_families(tmp_path: Path) -> No
 
 
 def test_only_the_tables_are_read(eagle_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drafter_svc.drafters.eagle import target_rows
+    from coppice.draft_models.eagle import target_rows
 
     read: list[str] = []
     original = target_rows._read

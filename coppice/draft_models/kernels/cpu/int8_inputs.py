@@ -19,9 +19,9 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from coppice.draft_models.kernels.cpu.int8_weights import Weights
 from coppice.kernels.cpu.compiler import compiled
 from coppice.kernels.cpu.vector_code import LANES, cgutils, in_every_lane
-from drafter_svc.kernels.cpu.int8_weights import Weights
 
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.int8]

@@ -17,13 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from coppice.checkpoints.files import WEIGHTS_FILE, read_object
+from coppice.checkpoints.files import CALIBRATION_FILE, WEIGHTS_FILE, read_object
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
+from coppice.draft_models.eagle.target_rows import TargetRows
 from coppice.search.error_scales import ErrorScales, check_error_scales, read_error_scales
-from drafter_svc.drafters.eagle.target_rows import TargetRows
-from drafter_svc.model.checkpoint import CALIBRATION_FILE
 
 KIND = "eagle"
 _LAYER = "layers.0."

@@ -12,10 +12,10 @@ from coppice.adapt.answer_store import TextRows
 from coppice.adapt.eagle_checkpoint import save_head
 from coppice.adapt.eagle_head import EagleHead, EagleShape
 from coppice.adapt.eagle_measure import RANKS, TEMPERATURES, EagleReport
-from drafter_svc.drafters.eagle.checkpoint import load_eagle
-from drafter_svc.drafters.eagle.forward import CommittedRows, EagleRows, TorchEagle
-from drafter_svc.drafters.eagle.target_rows import read_target_rows
-from tests.unit.drafter_svc.drafters.eagle.conftest import VOCAB
+from coppice.draft_models.eagle.checkpoint import load_eagle
+from coppice.draft_models.eagle.forward import CommittedRows, EagleRows, TorchEagle
+from coppice.draft_models.eagle.target_rows import read_target_rows
+from tests.unit.coppice.draft_models.eagle.conftest import VOCAB
 
 PROMPT, COMMITTED, STEPS = 4, 7, 3
 FACTS = (

@@ -11,15 +11,15 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import ROOT
+from coppice.draft_models.kernels.base import Rows, WholeSearch
+from coppice.draft_models.kernels.cpu.tree_search import CompiledLlama
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.small_lm.drafter import SmallLm
-from drafter_svc.kernels.base import WholeSearch
-from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.llama_forward import FEW_ROWS, KvStore, LlamaForward, compiled_ways
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks
-from drafter_svc.model.tree_cache import Rows, TreeCache
+from drafter_svc.model.tree_cache import TreeCache
 from tests.tiny_checkpoint import tiny_llama
 
 # The first test compiles, and may have to share its core.

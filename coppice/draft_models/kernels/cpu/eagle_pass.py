@@ -15,13 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.cpu.compiler import compiled
-from coppice.kernels.cpu.half_tables import HalfArray
-from coppice.kernels.cpu.norms import rms_norm
-from coppice.kernels.cpu.top_scores import top_scores
-from drafter_svc.kernels.cpu.int8_weights import Weights
-from drafter_svc.kernels.cpu.llama_pass import LayerMatrices, keep_rows, multiply, run_layer
-from drafter_svc.kernels.cpu.tree_search import (
+from coppice.draft_models.kernels.cpu.int8_weights import Weights
+from coppice.draft_models.kernels.cpu.llama_pass import LayerMatrices, keep_rows, multiply, run_layer
+from coppice.draft_models.kernels.cpu.tree_search import (
     NO_NODE,
     SearchLimits,
     add_children,
@@ -33,6 +29,10 @@ from drafter_svc.kernels.cpu.tree_search import (
     place_rows,
     renumbered,
 )
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.half_tables import HalfArray
+from coppice.kernels.cpu.norms import rms_norm
+from coppice.kernels.cpu.top_scores import top_scores
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

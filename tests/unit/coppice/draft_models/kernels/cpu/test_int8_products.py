@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from drafter_svc.kernels.cpu import int8_inputs
-from drafter_svc.kernels.cpu.int8_inputs import arrange, multiply_bytes, round_rows
-from drafter_svc.kernels.cpu.int8_weights import Weights, multiply_floats, quantise
-from drafter_svc.kernels.cpu.llama_pass import multiply
+from coppice.draft_models.kernels.cpu import int8_inputs
+from coppice.draft_models.kernels.cpu.int8_inputs import arrange, multiply_bytes, round_rows
+from coppice.draft_models.kernels.cpu.int8_weights import Weights, multiply_floats, quantise
+from coppice.draft_models.kernels.cpu.llama_pass import multiply
 from drafter_svc.model.llama_forward import FEW_ROWS, MOST_ROWS, compiled_ways
 from tests.eight_bits import needs_int8_inputs
 

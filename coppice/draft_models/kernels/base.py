@@ -1,4 +1,4 @@
-"""Request and result of a whole tree search in one forward call."""
+"""Rows of a pass, and request and result of a whole tree search in one call."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from coppice.search.tree_limits import Children, TreeLimits
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """New rows of one forward pass: R after S cached ones.
+
+    `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to attention scores: 0 where a row sees another, else
+    -inf. Logits are returned for the last `num_logits` rows.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    mask: FloatArray
+    num_logits: int
 
 
 class WholeSearch(NamedTuple):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coppice.draft_models.kernels.base import Found, WholeSearch
+from coppice.draft_models.kernels.cpu.llama_pass import FewRowsPass, FewRowsWeights, run_rows
 from coppice.kernels.cpu.compiler import compiled
 from coppice.kernels.cpu.top_scores import top_scores
 from coppice.search.tree_limits import Children, TreeLimits
-from drafter_svc.kernels.base import Found, WholeSearch
-from drafter_svc.kernels.cpu.llama_pass import FewRowsPass, FewRowsWeights, run_rows
 
 FloatArray = npt.NDArray[np.float32]
 PathArray = npt.NDArray[np.float64]
