@@ -7,8 +7,8 @@ quiet.
 from __future__ import annotations
 
 import json
-import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.core.tree import ROOT, TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from coppice.kernels.cpu.openmp import set_spin_count
+from tests.families.peak_memory import CONTEXT, NODES, bushy, measured
 
 VOCAB = 8192
-CONTEXT, PREFILL = 256, 2048
-NODES = 32
+PREFILL = 2048
 ROWS = (1, 2, 4, 8, 16, 32)
 
 
@@ -38,15 +38,8 @@ def median_ms(works: list[Callable[[], object]], runs: int) -> list[float]:
     return [statistics.median(found) for found in times]
 
 
-def bushy(num_nodes: int, seed: int = 0) -> TokenTree:
-    """A random tree."""
-    draw = random.Random(seed)
-    parents = [draw.randrange(ROOT, node) if node else ROOT for node in range(num_nodes)]
-    return TokenTree(tuple(range(num_nodes)), tuple(parents), (-1.0,) * num_nodes)
-
-
 def figures(directory: Path, dtype: str, threads: int, runs: int) -> dict[str, Any]:
-    """Times of passes and of a prefill in one precision, and the memory of a sequence's states."""
+    """Times of passes and of a prefill in one precision, memory of a sequence's states, and that of a tree's pass."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -92,6 +85,7 @@ def figures(directory: Path, dtype: str, threads: int, runs: int) -> dict[str, A
         "prefill_ms": round(own_ms),
         "prefill/transformers": round(own_ms / their_ms, 3),
         "state_kib": round(target.recurrent.bytes_per_state / 1024),
+        "peak_mib": measured(directory, dtype) if sys.platform == "linux" else None,
     }
 
 
