@@ -128,7 +128,8 @@ async def ended(mistake: Mistake, names: dict[str, str]) -> Ending:
         output, errors = await process.communicate()
     seconds = time.monotonic() - started_s
     assert not output, mistake.what
-    lines = [line for line in errors.decode().splitlines() if not line.startswith("loading ")]
+    # What another service has to warn of may come before.
+    lines = [line for line in errors.decode().splitlines() if not line.startswith(("loading ", "[verifier] "))]
     assert len(lines) == 1, errors.decode()
     assert process.returncode is not None
     return Ending(unnamed(lines[0], names), process.returncode, seconds)

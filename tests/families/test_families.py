@@ -49,6 +49,6 @@ def test_the_table_of_families_is_what_loading_says(tmp_path: Path) -> None:
 
 def test_without_packed_experts_a_mixture_is_not_strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["mixtral"].write(tmp_path)
-    monkeypatch.setattr(loading, "pack_experts", lambda _model: 0)
+    monkeypatch.setattr(loading, "pack_experts", lambda *_: 0)
     with pytest.raises(IncompatibleError, match="different bits in a batch"):
         loading.load_probed_target(VerifierConfig(model=str(tmp_path), device="cpu", exactness="strict"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import socket
 import tempfile
@@ -25,6 +26,8 @@ from tests.http_client import gateway_to
 from tests.redis_server import RedisServer, redis_server
 
 LOCAL = "127.0.0.1"
+# Below those that systems give to connections.
+_PORTS = range(20_000, 32_000)
 CONTEXT = 512
 # Where machine code is compiled first, on a busy machine, a start takes minutes.
 START_S = 600.0
@@ -232,8 +235,9 @@ def read_metrics(port: int) -> dict[str, float]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port at which nothing listens now; none of those that connections get, which may have it a moment later."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port

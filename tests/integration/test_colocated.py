@@ -91,13 +91,15 @@ async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_
         await put(self, message)
 
     monkeypatch.setattr(Pipe, "put", keep)
+    before = set(threading.enumerate())
     async with deployed(models, COPPICE_LAB=json.dumps({"rounds": rounds})) as (client, deployment):
         assert await check_tokens(client, tokens) > 8
         assert deployment.orchestrator.verifiers.num_sequences == 0
     assert len(sent) > 50
     for message, content in sent:
         assert message.SerializeToString(deterministic=True) == content
-    assert not [thread.name for thread in threading.enumerate() if thread.name in ("verifier-model", "drafter-model")]
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"verifier-model", "drafter-model"}
 
 
 async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_drop_nothing(

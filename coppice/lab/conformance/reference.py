@@ -23,17 +23,16 @@ class ReferenceModel:
 
     def __init__(self, directory: Path, dtype: str = "float32", quantization: str = "none") -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         self.tokenizer_fingerprint = fingerprint(load_tokenizer_json(directory))
         self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        options = {"use_safetensors": True, "trust_remote_code": False}
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), **options)
+        self._model: Any = _loaded(directory, getattr(torch, dtype))
         if quantization == INT8:
             # As the verifier does it: of the checkpoint's own numbers. Rounded ones have other scales.
-            exact: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options)
+            exact = _loaded(directory, torch.float32)
             quantize_linears(exact)
             with torch.no_grad():
                 for own, weights in zip(self._model.parameters(), exact.parameters(), strict=True):
@@ -70,3 +69,10 @@ class ReferenceModel:
         )
         tokens: list[int] = rows[0, ids.shape[1] :].tolist()
         return tokens
+
+
+def _loaded(directory: Path, dtype: Any) -> Any:
+    """The checkpoint's model in a dtype of torch."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, use_safetensors=True, trust_remote_code=False)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from coppice.checkpoints.bundled import MODELS, fitting_drafters
@@ -50,10 +51,21 @@ def test_drafters_are_found_by_the_target_in_their_record(tmp_path: Path) -> Non
 def test_a_target_of_the_catalogue_is_served_with_its_drafters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "model", vocab_size=64, max_context_tokens=64)
     monkeypatch.setattr("coppice.cli.options.local_model", lambda model, _tell: model)
-    (drafter,) = topology_spec("smollm2-135m", None).drafters
-    assert (drafter.kind, drafter.model) == ("eagle", str(MODELS / "eagle-smollm2"))
-    assert topology_spec("smollm2-135m", ["none"]).drafters == ()
-    assert topology_spec(str(tmp_path / "model"), None).drafters == ()
+    head = str(MODELS / "eagle-smollm2")
+    # On a CPU in the verifier's process, else as a drafter.
+    own = topology_spec("smollm2-135m", None, device="cpu")
+    assert (own.head, own.drafters) == (head, ())
+    for apart in (
+        topology_spec("smollm2-135m", None, device="cuda"),
+        topology_spec("smollm2-135m", None, device="cpu", head="off"),
+        topology_spec("smollm2-135m", [f"eagle={head}"], device="cpu"),
+    ):
+        (drafter,) = apart.drafters
+        assert (apart.head, drafter.kind, drafter.model) == ("", "eagle", head)
+    for without in (topology_spec("smollm2-135m", ["none"]), topology_spec(str(tmp_path / "model"), None)):
+        assert (without.head, without.drafters) == ("", ())
+    with pytest.raises(typer.BadParameter, match=r"no drafter\.json"):
+        topology_spec("smollm2-135m", None, head=str(tmp_path))
 
 
 def test_a_target_is_checked_without_being_served(tmp_path: Path) -> None:
