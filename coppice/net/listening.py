@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 
 from coppice.core.errors import UnavailableError
@@ -19,6 +20,9 @@ _BACKLOG = 1024
 _HANDSHAKE_S = 10.0
 # Refused connections between two turns of the event loop.
 _REFUSALS = 16
+# States of a connection (Linux, tcp_states.h) whose client has closed it, and how the system is asked for one.
+_CLOSED, _CLOSE_WAIT = 7, 8
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 # Pause after a failure to accept, for example without file descriptors.
 _RETRY_S = 0.05
 
@@ -57,6 +61,8 @@ def listen(address: str) -> list[socket.socket]:
 async def accept(listener: socket.socket, takes: Callable[[socket.socket, str, int], bool]) -> None:
     """Offer each connection to `takes`, with its host and port, until the listener is closed; close those it refuses.
 
+    Connections that their clients have closed already are not offered: beginning them would take the time of others.
+
     A flood of connects must not monopolise the loop: others' work is done after each connection that is taken, and
     after some that are refused, so that a newcomer does not wait for a turn of the loop for each one before it.
     """
@@ -70,12 +76,22 @@ async def accept(listener: socket.socket, takes: Callable[[socket.socket, str, i
             logger.warning("accepting a connection failed: %s", error)
             await asyncio.sleep(_RETRY_S)
             continue
-        if not takes(client, host, port):
+        if _has_left(client) or not takes(client, host, port):
             client.close()
             num_refused += 1
             if num_refused % _REFUSALS:
                 continue
         await asyncio.sleep(0)
+
+
+def _has_left(client: socket.socket) -> bool:
+    """Whether the client has closed the connection, as far as the system tells."""
+    if _TCP_INFO is None:
+        return False
+    try:
+        return client.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in (_CLOSED, _CLOSE_WAIT)
+    except OSError:
+        return False
 
 
 async def _accepted(listener: socket.socket) -> tuple[socket.socket, tuple[str, int]]:

@@ -6,7 +6,11 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator
+
+import pytest
 
 from coppice.net.listening import accept, listen
 
@@ -60,3 +64,30 @@ async def test_refused_connections_do_not_hold_up_a_newcomer() -> None:
 async def test_others_work_is_done_after_each_connection_that_is_taken() -> None:
     async with turns_of(4, {0, 1, 2, 3}) as turns:
         assert all(later > earlier for earlier, later in itertools.pairwise(turns))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the state of a connection")
+@pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
+async def test_connections_that_were_closed_before_their_turn_are_not_offered(*, resets: bool) -> None:
+    [listener] = listen("127.0.0.1:0")
+    offered: list[bytes] = []
+    done = asyncio.Event()
+
+    def takes(client: socket.socket, _: str, __: int) -> bool:
+        offered.append(client.recv(16))
+        done.set()
+        return False
+
+    with listener:
+        for number in range(20):
+            with socket.create_connection(listener.getsockname()) as client:
+                client.sendall(b"leaves %d" % number)
+                if resets:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.create_connection(listener.getsockname()) as stays:
+            stays.sendall(b"stays")
+            task = asyncio.create_task(accept(listener, takes))
+            async with asyncio.timeout(10.0):
+                await done.wait()
+            task.cancel()
+    assert offered == [b"stays"]
