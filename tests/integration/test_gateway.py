@@ -494,8 +494,9 @@ async def test_clients_that_leave_with_their_request_cost_no_generation(
         request = request_bytes("POST", COMPLETIONS, json.dumps({**BODY, "stream": streams}).encode())
         host, _, port = address.rpartition(":")
         for _ in range(10):
-            # In one piece: the event loop sees both at once.
             with socket.create_connection((host, int(port))) as client:
+                # Once it is accepted, request and end in one piece: the event loop sees both at once.
+                await asyncio.sleep(0.02)
                 client.sendall(request)
             await asyncio.sleep(0.02)
         # The first of them is not expected.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from coppice.client import Client, Options
+from coppice.client import Options
 from coppice.core.errors import IncompatibleError
 from coppice.draft_models.eagle.sequence import EagleSequence
-from drafter_svc.drafters.base import Drafter
-from orchestrator.app import running
-from orchestrator.config import Config
 from tests.eagle_checkpoints import eagle_settings, eagle_tensors, write_eagle, write_tiny_eagle
-from tests.integration.test_block_drafters import check_tokens
+from tests.integration.test_block_drafters import check_tokens, client_of
 from tests.integration.test_eagle_drafters import KIND, LAYERS, OPTIONS, load, nans, noise, none, too_many, too_short
-from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target
+from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import sequence
@@ -77,23 +72,6 @@ def always(head: HeadSettings | None) -> HeadSettings:
 def pair(target: Path, checkpoint: Path) -> Pair:
     pair = loaded(target, checkpoint)
     return replace(pair, info=replace(pair.info, head=always(pair.info.head)))
-
-
-@contextlib.asynccontextmanager
-async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
-    async with contextlib.AsyncExitStack() as stack:
-        verifier = await stack.enter_async_context(serving_target(pair))
-        addresses = [await stack.enter_async_context(serving_drafter(drafter)) for drafter in drafters]
-        config = Config(
-            verifier_address=verifier,
-            drafter_addresses=tuple(addresses),
-            linger_ms=2000.0,
-            grace_s=0.0,
-            planner="fixed",
-            cache_drafter=False,
-        )
-        orchestrator = await stack.enter_async_context(running(config))
-        yield await stack.enter_async_context(Client(orchestrator.address))
 
 
 async def test_tokens_are_those_of_the_target_alone_and_some_were_drafted(pair: Pair) -> None:
@@ -167,7 +145,6 @@ async def test_where_a_drafter_serves_it_does_not_draft(
     opened = Mock(side_effect=sequence.OwnDrafts)
     monkeypatch.setattr(sequence, "OwnDrafts", opened)
     drafter = load(checkpoint, target)
-    drafter.warm_up()
     async with client_of(pair, drafter) as client:
         output = await client.generate(PROMPT, OPTIONS)
         assert output.speculation.draft_tokens > 0
