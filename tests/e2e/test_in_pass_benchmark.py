@@ -44,7 +44,8 @@ async def test_a_target_that_drafts_for_itself_takes_turns_with_plain_decoding_a
     for temperature in TEMPERATURES:
         plain, one_group = rows["coppice-off", temperature], rows["space k=2 g=1", temperature]
         # A window without a prompt: plain passes have one row each, the others masks and the draft that came of them.
-        assert plain["rows_per_pass"] == 1
+        # Metrics are read while passes run: of the first and the last pass, the rows may be counted and not the pass.
+        assert plain["rows_per_pass"] == pytest.approx(1, abs=2.01 / plain["passes"])
         assert plain["redraft_rounds"] == plain["redraft_tokens"] == plain["masks_per_pass"] == 0
         assert one_group["redraft_rounds"] > 0
         # Of the first and the last pass of a window, the masks may be counted and not the pass.
