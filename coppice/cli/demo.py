@@ -106,7 +106,7 @@ def demo(
 ) -> None:
     """Answer six questions, or complete code, without and with speculation, and compare speed and tokens.
 
-    Starts three services of its own and stops them. Exit code 1 when an output is not the same both ways.
+    Starts services of its own and stops them. Exit code 1 when an output is not the same both ways.
     """
     known = CATALOGUE[DEFAULT_CHAT_TARGET]
     if not target:
@@ -120,7 +120,7 @@ def demo(
 
 
 async def _run(spec: TopologySpec, num_prompts: int, max_tokens: int) -> list[Comparison]:
-    typer.echo("starting verifier, drafter and orchestrator ...")
+    typer.echo("starting the services ...")
     async with running(spec) as topology, Client(topology.address) as client:
         is_chat = await has_chat_template(client)
         prompts = (QUESTIONS if is_chat else PROMPTS)[:num_prompts]
