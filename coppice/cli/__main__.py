@@ -23,19 +23,20 @@ from coppice.cli import (
     up,
 )
 from coppice.cli.errors import Commands
+from coppice.cli.options import with_groups
 from coppice.kernels.cpu.huge_pages import start_with_huge_pages
 from coppice.version import VERSION
 
 app = typer.Typer(cls=Commands, help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
-app.command()(generate.generate)
-app.command()(chat.chat)
+app.command()(with_groups(generate.generate))
+app.command()(with_groups(chat.chat))
 app.command()(demo.demo)
 app.command()(adapt.adapt)
-app.command()(top.top)
+app.command()(with_groups(top.top))
 app.command()(models.models)
 app.command()(doctor.doctor)
-app.command()(conformance.conformance)
+app.command()(with_groups(conformance.conformance))
 app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(export.app, name="export")

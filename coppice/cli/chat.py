@@ -8,27 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from coppice.cli.generate import connected
-from coppice.cli.options import (
-    DEFAULT_CHAT_TARGET,
-    Device,
-    Drafters,
-    Target,
-    Threads,
-    Tls,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    TlsName,
-    Token,
-    channel_tls,
-    topology_spec,
-)
+from coppice.cli.options import DEFAULT_CHAT_TARGET, ServerOptions, Target
 from coppice.client import Client, Options, RequestFailedError, Stream
 from coppice.completion import Completion
 
@@ -41,31 +27,26 @@ HELP = """\
 Message = dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class ChatServerOptions(ServerOptions):
+    """A private topology serves a chat model."""
+
+    target: Target = DEFAULT_CHAT_TARGET
+
+
 def chat(
-    address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
-    token: Token = "",
+    server: ChatServerOptions,
     system: Annotated[str, typer.Option(metavar="TEXT", help="What the model is told before the conversation.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy decoding, the default.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the noise. Default: random.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that an answer may take.")] = 600.0,
-    target: Target = DEFAULT_CHAT_TARGET,
-    drafter: Drafters = None,
-    device: Device = "",
-    threads: Threads = 0,
-    tls: Tls = False,
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_name: TlsName = "",
 ) -> None:
     """Talk with a model that has a chat template; answers are streamed, with their speed after each."""
-    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
-    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
     async def run() -> None:
-        async with connected(address, secured, token, spec) as client:
+        async with connected(server) as client:
             await Conversation(client, options, system, timeout).run()
 
     asyncio.run(run())

@@ -13,21 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.cli.options import (
-    DEFAULT_TARGET,
-    Device,
-    Drafters,
-    Target,
-    Threads,
-    Tls,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    TlsName,
-    Token,
-    channel_tls,
-    topology_spec,
-)
+from coppice.cli.options import ServerOptions
 from coppice.cli.topology import TopologySpec, running
 from coppice.net.tls import ChannelTls
 
@@ -50,8 +36,7 @@ class PreemptionLog:
 
 
 def conformance(
-    address: Annotated[str, typer.Option(help="Orchestrator to test. Default: start a private topology.")] = "",
-    token: Token = "",
+    server: ServerOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Cases to run, such as 'stops/*'; repeatable.")
@@ -64,21 +49,12 @@ def conformance(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that a case, and each of its requests, may take.")
     ] = (60.0),
-    target: Target = DEFAULT_TARGET,
-    drafter: Drafters = None,
-    device: Device = "",
-    threads: Threads = 0,
     kv_cache_mib: Annotated[
         int,
         typer.Option(
             min=0, metavar="N", help="KV cache of a private topology. A small one makes sequences preempt each other."
         ),
     ] = 0,
-    tls: Tls = False,
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_name: TlsName = "",
 ) -> None:
     """Prove that a deployment is lossless over its public API, case by case.
 
@@ -94,12 +70,10 @@ def conformance(
         return
     if reference is not None and not (reference / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
-    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
-    spec = None
-    if not address:
-        spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
+    secured, spec = server.secured(), server.spec()
+    where = server.address if spec is None else replace(spec, kv_cache_mib=kv_cache_mib)
     show: Callable[[str], None] = (lambda text: None) if as_json else typer.echo
-    report = asyncio.run(_run(spec or address, secured, token, cases, reference, timeout, show))
+    report = asyncio.run(_run(where, secured, server.token, cases, reference, timeout, show))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:

@@ -12,35 +12,18 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.options import (
-    DEFAULT_TARGET,
-    Device,
-    Drafters,
-    Target,
-    Threads,
-    Tls,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    TlsName,
-    Token,
-    channel_tls,
-    refusing,
-    topology_spec,
-)
-from coppice.cli.topology import TopologySpec, running
+from coppice.cli.options import ServerOptions, refusing
+from coppice.cli.topology import running
 from coppice.client import ACCEPTANCE, Client, Options, build_chat_request, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
-from coppice.net.tls import ChannelTls
 from coppice.v1.inference_pb2 import GenerateRequest
 
 Prompt = str | list[int]
 
 
 def generate(
-    address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
-    token: Token = "",
+    server: ServerOptions,
     prompt: Annotated[str | None, typer.Option(help="Text to complete.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="The text is a question: apply the target's chat template to it.")
@@ -71,15 +54,6 @@ def generate(
     num_outputs: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Outputs to generate for the prompt.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that the request may take.")] = 600.0,
-    target: Target = DEFAULT_TARGET,
-    drafter: Drafters = None,
-    device: Device = "",
-    threads: Threads = 0,
-    tls: Tls = False,
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_name: TlsName = "",
 ) -> None:
     """Complete one prompt, streamed to stdout; several outputs, or one object with --json, at the end."""
     if json_schema is not None and regex is not None:
@@ -107,10 +81,8 @@ def generate(
         request = build_request(given, options) if asked is None else build_chat_request(asked, options)
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"not valid text: {error}") from error
-    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
-    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     streams = num_outputs == 1 and not as_json
-    completions = asyncio.run(_complete(address, secured, token, spec, request, timeout, streams=streams))
+    completions = asyncio.run(_complete(server, request, timeout, streams=streams))
     if as_json:
         answer = completions[0].as_json() if num_outputs == 1 else outputs_json(completions)
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -157,16 +129,9 @@ def _read_file(path: Path, option: str) -> str:
 
 
 async def _complete(
-    address: str,
-    tls: ChannelTls | None,
-    token: str,
-    spec: TopologySpec | None,
-    request: GenerateRequest,
-    timeout_s: float,
-    *,
-    streams: bool,
+    server: ServerOptions, request: GenerateRequest, timeout_s: float, *, streams: bool
 ) -> tuple[Completion, ...]:
-    async with connected(address, tls, token, spec) as client:
+    async with connected(server) as client:
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:
@@ -175,11 +140,13 @@ async def _complete(
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    address: str, tls: ChannelTls | None, token: str, spec: TopologySpec | None
-) -> AsyncIterator[Client]:
-    """A client of the orchestrator at `address`, or of a private topology that runs meanwhile."""
+async def connected(server: ServerOptions) -> AsyncIterator[Client]:
+    """A client of the orchestrator that the options name, or of a private topology that runs meanwhile.
+
+    Raises typer.BadParameter if the options describe nothing that can be asked.
+    """
+    address, tls, spec = server.address, server.secured(), server.spec()
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
             address = (await stack.enter_async_context(running(spec))).address
-        yield await stack.enter_async_context(Client(address, token=token, tls=tls))
+        yield await stack.enter_async_context(Client(address, token=server.token, tls=tls))

@@ -7,11 +7,12 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -78,6 +79,87 @@ DEFAULT_SPACE = MODELS / "space"
 SPACE_SETTING, HEAD_SETTING = "SPACE_ADAPTER", "EAGLE_HEAD"
 HEAD_KIND = "eagle"
 AUTO, OFF = "auto", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """What a server with tokens or TLS asks of its clients."""
+
+    token: Token = ""
+    tls: Tls = False
+    tls_ca: TlsCa = ""
+    tls_cert: TlsCert = ""
+    tls_key: TlsKey = ""
+    tls_name: TlsName = ""
+
+    def channel_tls(self, address: str) -> ChannelTls | None:
+        """What the options of TLS describe, their files being read to see that they can be; None for plaintext.
+
+        Raises typer.BadParameter if they do not fit together, a file cannot be used, or there is no address to speak
+        to.
+        """
+        if address and not (is_address(address) or address.startswith("unix:")):
+            raise typer.BadParameter(f"must be HOST:PORT, got {address!r}", param_hint="--address")
+        if not (self.tls or self.tls_ca or self.tls_cert or self.tls_key or self.tls_name):
+            return None
+        if not address:
+            raise typer.BadParameter("options of TLS need --address", param_hint="--tls")
+        try:
+            wanted = ChannelTls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name)
+            Certificates(wanted)
+        except TlsError as error:
+            raise typer.BadParameter(error.reason, param_hint=f"--tls-{error.part}") from error
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(AccessOptions):
+    """Where requests go: an orchestrator at an address, or a private topology."""
+
+    address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = ""
+    target: Target = DEFAULT_TARGET
+    drafter: Drafters = None
+    device: Device = ""
+    threads: Threads = 0
+
+    def secured(self) -> ChannelTls | None:
+        """TLS files for the address; raises as `channel_tls`."""
+        return self.channel_tls(self.address)
+
+    def spec(self) -> TopologySpec | None:
+        """The private topology; None with an address. Raises typer.BadParameter if it cannot be run."""
+        if self.address:
+            return None
+        return topology_spec(self.target, self.drafter, device=self.device, threads=self.threads)
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer sees it: a parameter that is a dataclass gives an option for each of its fields."""
+    parameters: list[Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for one in signature(command).parameters.values():
+        kind = hints[one.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[one.name] = kind
+            types = get_type_hints(kind, include_extras=True)
+            own = [(field.name, field.default, types[field.name]) for field in fields(kind)]
+        else:
+            own = [(one.name, one.default, kind)]
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, default, annotation in own
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 @contextlib.contextmanager
@@ -196,25 +278,6 @@ def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
     if SPACE_SETTING in os.environ or has_drafter or target != DEFAULT_TARGET or not DEFAULT_SPACE.is_dir():
         return None
     return str(DEFAULT_SPACE)
-
-
-def channel_tls(address: str, tls: bool, ca: str, cert: str, key: str, name: str) -> ChannelTls | None:
-    """What the options of TLS describe, their files being read to see that they can be; None for plaintext.
-
-    Raises typer.BadParameter if they do not fit together, a file cannot be used, or there is no address to speak to.
-    """
-    if address and not (is_address(address) or address.startswith("unix:")):
-        raise typer.BadParameter(f"must be HOST:PORT, got {address!r}", param_hint="--address")
-    if not (tls or ca or cert or key or name):
-        return None
-    if not address:
-        raise typer.BadParameter("options of TLS need --address", param_hint="--tls")
-    try:
-        wanted = ChannelTls(ca, cert, key, name)
-        Certificates(wanted)
-    except TlsError as error:
-        raise typer.BadParameter(error.reason, param_hint=f"--tls-{error.part}") from error
-    return wanted
 
 
 def require_device(device: str) -> None:

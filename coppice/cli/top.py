@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from coppice.cli.options import Tls, TlsCa, TlsCert, TlsKey, TlsName, Token, channel_tls
+from coppice.cli.options import AccessOptions
 from coppice.client import Client
 from coppice.v1 import inference_pb2
 
@@ -39,23 +39,18 @@ Round = inference_pb2.RoundReport
 
 
 def top(
+    access: AccessOptions,
     address: Annotated[str, typer.Option(help="Orchestrator to watch, which has WATCH_ROUNDS.")] = "127.0.0.1:50050",
-    token: Token = "",
     request_id: Annotated[str, typer.Option(help="Rounds of this request alone.")] = "",
     count: Annotated[int, typer.Option(min=0, help="End after this many reports of the load; 0: at Ctrl-C.")] = 0,
-    tls: Tls = False,
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_name: TlsName = "",
 ) -> None:
     """Watch tokens/s, τ, running requests, budget, price and the last round's tree; Ctrl-C ends."""
-    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
+    secured = access.channel_tls(address)
     console = Console()
 
     async def run() -> None:
         view = View(address)
-        async with Client(address, token=token, tls=secured) as client:
+        async with Client(address, token=access.token, tls=secured) as client:
             with _shown(console, view.picture) as refresh:
                 await view.follow(client, request_id, count, refresh)
 

@@ -7,6 +7,7 @@ import os
 import typer
 
 from coppice.cli.bench import ablation, commands
+from coppice.cli.options import with_groups
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
 
@@ -38,4 +39,4 @@ for command in (
     ablation.ablation,
     commands.report,
 ):
-    app.command()(command)
+    app.command()(with_groups(command))

@@ -12,8 +12,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.options import finish
-from coppice.cli.options import Threads, refusing
+from coppice.cli.options import refusing
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 
@@ -48,12 +47,11 @@ KV_CACHE_MIB = 256
 
 
 def ablation(
+    options: opt.PromptSuiteOptions,
     suite: Annotated[
         str,
         typer.Option(metavar="SUITE", help="drafters, or in-pass: what the target does in its own passes is worth."),
     ] = DRAFTERS,
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,7 +60,6 @@ def ablation(
             "in models/; in-pass: one, small-lm.",
         ),
     ] = None,
-    out: opt.Out = opt.OUT,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
     ] = None,
@@ -125,15 +122,14 @@ def ablation(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Drafters alone, in pairs and all; trees and chains; coupling and calibration: in turn with speculation off.
 
     With --suite in-pass: the target's own drafts and early pruning. Exit code 1 when a token is not what it is with
     speculation off, but where trees are drawn.
     """
-    opt.begin(target)
+    options.begin()
+    target, threads = options.target, options.threads
     ours = {"--nodes": nodes, "--rounds": rounds, "--repetition-penalty": repetition_penalty}
     _refuse(suite, {"--space": space, "--early-head": early_head} if suite == DRAFTERS else ours)
     usual = QUICK if quick else USUAL[suite]
@@ -147,7 +143,7 @@ def ablation(
         count = max(count, *what.batch_sizes, 1)
     else:
         drafters = _drafters(drafter or (None if target == opt.TARGET else fitting_drafters(target.name) or None))
-    chosen = opt.choose_prompts(prompts, count, seed, per_category=per_category)
+    chosen = options.choose_prompts(count, per_category=per_category)
 
     from coppice.lab.bench.ablation import drafters as of_drafters
     from coppice.lab.bench.ablation import in_pass
@@ -155,8 +151,7 @@ def ablation(
     from coppice.lab.bench.services import measure_on
     from orchestrator.config import Config
 
-    penalty = repetition_penalty or 1.0
-    setup = opt.setup(target, chosen, threads, num_runs, length, temperatures, seed, penalty)
+    setup = options.setup(chosen, num_runs, length, temperatures, repetition_penalty or 1.0)
     if suite == IN_PASS:
         alone = min(num_prompts or usual[0], len(chosen))
         groups = in_pass.make_groups(what, temperatures)
@@ -166,7 +161,7 @@ def ablation(
         typer.echo(f"{total} completions: {minutes}, and the start", err=True)
         spec = TopologySpec(str(target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
         report = asyncio.run(measure_on(spec, partial(start_services, groups=groups), in_the_pass))
-        finish(report, in_pass.shown(report), out)
+        options.finish(report, in_pass.shown(report))
         return
     most, chosen_parts = nodes or Config.model_fields["max_nodes"].default, opt.choose_parts(parts, of_drafters.PARTS)
     groups = of_drafters.make_groups(drafters, temperatures, most, grids, chosen_parts, synchronous=form == SYNCHRONOUS)
@@ -174,7 +169,7 @@ def ablation(
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     ablated = partial(of_drafters.measure_drafters, setup, drafters, groups, most, form)
     spec = TopologySpec(str(target), (), threads=threads)
-    finish(asyncio.run(measure_on(spec, partial(start_services, groups=groups), ablated)), of_drafters.SHOWN, out)
+    options.finish(asyncio.run(measure_on(spec, partial(start_services, groups=groups), ablated)), of_drafters.SHOWN)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:

@@ -52,8 +52,7 @@ NO_DELAY = "0"
 
 
 def latency(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: Annotated[
         str,
         typer.Option(
@@ -62,14 +61,11 @@ def latency(
             "Default: the bundled small LM for the bundled target, none for others.",
         ),
     ] = "",
-    out: opt.Out = opt.OUT,
     num_prompts: opt.NumPrompts = 20,
     per_category: opt.PerCategory = 0,
     max_tokens: opt.MaxTokens = 128,
     runs: opt.Runs = 3,
     temperature: opt.Temperatures = None,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
     forms: Annotated[
         str,
         typer.Option(
@@ -95,36 +91,37 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    spec, small_lm = _fitting(target, drafter, threads, far=bool(forms.strip()))
-    chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
+    spec, small_lm = _fitting(options, drafter, far=bool(forms.strip()))
+    chosen = options.choose_prompts(num_prompts, per_category=per_category)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
-    chosen_precisions = _precisions(target, precisions)
+    chosen_precisions = _precisions(options.target, precisions)
 
     from coppice.lab.bench.forms import PANEL
     from coppice.lab.bench.harness.plots import draw
     from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_latency
 
-    setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
+    setup = options.setup(chosen, runs, max_tokens, temperatures)
     suite = LatencySuite(setup, small_lm)
     report = asyncio.run(measure_latency(suite, spec, chosen_forms, chosen_precisions))
     if chosen_forms:
-        draw(report, [PANEL], out / "forms.png")
-    finish(report, SHOWN, out)
+        draw(report, [PANEL], options.out / "forms.png")
+    options.finish(report, SHOWN)
 
 
-def _fitting(target: Path, drafter: str, threads: int, *, far: bool = False) -> tuple[TopologySpec, Path | None]:
-    """A target with the drafter of --drafter, or what `coppice up` drafts with; and the small LM, as others can use it.
+def _fitting(options: opt.SuiteOptions, drafter: str, *, far: bool = False) -> tuple[TopologySpec, Path | None]:
+    """The target with the drafter of --drafter, or what `coppice up` drafts with; and the small LM, for others' use.
 
     `far`: with drafters that are services, whatever fits.
 
     Raises typer.BadParameter where a checkpoint is missing.
     """
+    target = options.target
     head = "" if drafter or far else chosen_head(AUTO, target.name, None, "")
     made_for_it = [opt.DRAFTER] if target == opt.TARGET else fitting_drafters(target.name)
     chosen = NO_DRAFTER if head else drafter or next(iter(made_for_it), NO_DRAFTER)
-    spec = replace(opt.topology(target, chosen, threads), head=head)
-    opt.begin(target)
+    spec = replace(options.topology(chosen), head=head)
+    options.begin()
     for one in spec.drafters:
         opt.require_checkpoint(Path(one.model), "--drafter")
     return spec, next((Path(one.model) for one in spec.drafters if one.kind == DEFAULT_KIND), None)
@@ -158,8 +155,7 @@ MOST_AT_ONCE = 256
 
 
 def peers(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: Annotated[
         str,
         typer.Option(
@@ -168,7 +164,6 @@ def peers(
             "Default: the one that is made for the target.",
         ),
     ] = "",
-    out: opt.Out = opt.OUT,
     num_prompts: opt.NumPrompts = 20,
     per_category: opt.PerCategory = 0,
     humaneval: Annotated[
@@ -190,20 +185,18 @@ def peers(
     others: Annotated[
         str, typer.Option("--peers", metavar="NAME,NAME,…", help="Engines that take part.")
     ] = "transformers,llama.cpp,openvino",
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Other engines and us on the same weights and prompts, with speculation and without, in turn.
 
     `make peers` installs them; those that are missing are named. One stream over kinds of prompts, then requests at
     once. Exit code 1 when a token of ours is not what it is with speculation off.
     """
-    spec, small_lm = _fitting(target, drafter, threads)
-    chosen = opt.choose_prompts(prompts, num_prompts, seed, per_category=per_category)
-    code = [] if humaneval is None else opt.choose_prompts(humaneval, per_category or num_prompts, seed)
+    spec, small_lm = _fitting(options, drafter)
+    chosen = options.choose_prompts(num_prompts, per_category=per_category)
+    code = [] if humaneval is None else opt.choose_prompts(humaneval, per_category or num_prompts, options.seed)
     temperatures = opt.choose_temperatures(temperature)
     levels = opt.numbers(concurrency, "--concurrency", most=MOST_AT_ONCE)
-    chosen_precisions = _precisions(target, precisions)
+    chosen_precisions = _precisions(options.target, precisions)
 
     from coppice.lab.bench.peers.figures import HUMANEVAL
     from coppice.lab.bench.peers.hard import hard_prompts
@@ -213,16 +206,15 @@ def peers(
     plan = PeersPlan(opt.choose_parts(others, PEERS, "--peers"), chosen_precisions, levels)
     chosen += [replace(one, category=HUMANEVAL) for one in code]
     with refusing("--hard", PromptsError):
-        chosen += hard_prompts(seed) if hard else []
-    setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
+        chosen += hard_prompts(options.seed) if hard else []
+    setup = options.setup(chosen, runs, max_tokens, temperatures)
     kinds = (*(one.kind for one in spec.drafters), *([HEAD_KIND] if spec.head else []))
     suite = PeersSuite(setup, kinds, small_lm, plan)
-    finish(asyncio.run(measure_peers(suite, spec)), SHOWN, out)
+    options.finish(asyncio.run(measure_peers(suite, spec)), SHOWN)
 
 
 def passes(
-    target: opt.Target = opt.TARGET,
-    out: opt.Out = opt.OUT,
+    options: opt.SuiteOptions,
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
     context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
     repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
@@ -230,18 +222,17 @@ def passes(
     dtype: Annotated[
         str, typer.Option(metavar="auto|float32|bfloat16", help="Numbers of both, as the verifier's DTYPE has it.")
     ] = "auto",
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """One pass of the target by rows and context, and transformers' own forward, in turn."""
     require_device(device)
-    opt.begin(target)
+    options.begin()
     sizes, contexts = opt.numbers(rows, "--rows", least=1), opt.numbers(context, "--context", least=1)
 
     from coppice.lab.bench.passes import SHOWN, PassesPlan, measure_passes
 
-    report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto", dtype)
-    finish(report, SHOWN, out)
+    plan = PassesPlan(contexts, sizes, repeats, options.seed)
+    report = measure_passes(options.target, plan, options.threads, device or "auto", dtype)
+    options.finish(report, SHOWN)
 
 
 def sampling(
@@ -262,34 +253,29 @@ def sampling(
 
 
 def throughput(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: opt.Drafter = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     concurrency: opt.Concurrency = "1,4,16,64",
     max_tokens: opt.MaxTokens = 64,
     runs: opt.Runs = 3,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Many requests at once: transformers' batched and continuous batching, and us with speculation off and on.
 
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    opt.begin(target)
+    options.begin()
     levels = opt.numbers(concurrency, "--concurrency", least=1)
-    chosen = opt.choose_prompts(prompts, max(levels), seed)
+    chosen = options.choose_prompts(max(levels))
 
     from coppice.lab.bench.throughput import SHOWN, measure_throughput
 
-    spec = opt.topology(target, drafter, threads)
-    setup = opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed)
-    finish(measured(partial(measure_throughput, setup, levels), spec), SHOWN, out)
+    spec = options.topology(drafter)
+    setup = options.setup(chosen, runs, max_tokens, (0.0,))
+    options.finish(measured(partial(measure_throughput, setup, levels), spec), SHOWN)
 
 
 def load(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: Annotated[
         str,
         typer.Option(
@@ -297,7 +283,6 @@ def load(
             help="The drafter's checkpoint directory; none: the bundled target drafts for itself.",
         ),
     ] = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     concurrency: opt.Concurrency = "1,4,16,64",
     runs: opt.Runs = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
@@ -331,22 +316,20 @@ def load(
         str, typer.Option(metavar="grpc|http", help="http: OpenAI's API of a gateway in front of the orchestrator.")
     ] = "grpc",
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of every request.")] = 0.0,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Load through the public API: speculation off, small and large fixed budgets and the planner, in turn.
 
     So many requests at once, requests that arrive whatever the server does, and a step. Exit code 1 when a token is not
     what it is with speculation off, or a request failed.
     """
-    opt.begin(target)
+    options.begin()
     levels = opt.numbers(concurrency, "--concurrency", least=1)
     shortest, longest = opt.length_range(output_tokens)
     shares = opt.rates(rates, "--rates")
     is_lognormal = opt.choice(lengths, "--lengths", ("even", "lognormal")) == "lognormal"
     over_http = opt.choice(protocol, "--protocol", ("grpc", "http")) == "http"
     # The whole conversation has to fit the context.
-    chosen = opt.choose_prompts(prompts, num_prompts, seed, *([opt.TURN_CHARS] if turns > 1 else []))
+    chosen = options.choose_prompts(num_prompts, *([opt.TURN_CHARS] if turns > 1 else []))
 
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
@@ -354,10 +337,10 @@ def load(
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
     mixed = turns, leaving, is_lognormal
     plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers, *mixed)
-    setup = opt.setup(target, chosen, threads, runs, longest, (temperature,), seed)
+    setup = options.setup(chosen, runs, longest, (temperature,))
     suite = LoadSuite(setup, plan, shortest)
-    spec = topology_spec(str(target), [drafter], threads=threads)
-    finish(opt.measured_over_http(suite.run, spec) if over_http else measured(suite.run, spec), SHOWN, out)
+    spec = topology_spec(str(options.target), [drafter], threads=options.threads)
+    options.finish(opt.measured_over_http(suite.run, spec) if over_http else measured(suite.run, spec), SHOWN)
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
@@ -368,10 +351,8 @@ def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
 
 
 def overload(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: opt.Drafter = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
     runs: opt.Runs = 2,
     duration: Annotated[
@@ -396,8 +377,6 @@ def overload(
     tpot_ms: opt.TpotTarget = 50.0,
     num_prompts: opt.NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of lognormal lengths.")] = "16,128",
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Requests at 0.7, 1, 2 and 4 times what saturates the server, which wait for no answer.
 
@@ -405,12 +384,12 @@ def overload(
     token is not what it is with speculation off, or a request fails otherwise than by a refusal that says when to come
     again.
     """
-    opt.begin(target)
+    options.begin()
     loads = opt.rates(factors, "--factors")
     if not loads:
         raise typer.BadParameter("--factors: needs at least one number")
     shortest, longest = opt.length_range(output_tokens)
-    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    chosen = options.choose_prompts(num_prompts)
 
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.overload import SHOWN, OverloadPlan, Visitors, measure_overload
@@ -418,8 +397,8 @@ def overload(
     visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
     bounds = max_token_ms, token_ratio, max_queue_wait_s
     plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets, *bounds)
-    setup = opt.setup(target, chosen, threads, runs, longest, (0.0,), seed)
-    finish(asyncio.run(measure_overload(setup, plan, opt.topology(target, drafter, threads))), SHOWN, out)
+    setup = options.setup(chosen, runs, longest, (0.0,))
+    options.finish(asyncio.run(measure_overload(setup, plan, options.topology(drafter))), SHOWN)
 
 
 def overhead(
@@ -440,9 +419,8 @@ def overhead(
 
 
 def profile(
-    target: opt.Target = opt.TARGET,
+    options: opt.SuiteOptions,
     drafter: opt.Drafter = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
     validate: Annotated[
@@ -453,15 +431,13 @@ def profile(
     max_minutes: Annotated[
         float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
     ] = 40.0,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Loads in service, and recorded outputs, for `coppice simulate`; some minutes.
 
     What passes, drafts and messages take is fitted to plain decoding and to fixed budgets of 2 and 8 nodes. With
     --validate, other policies take turns with these, and the simulator then predicts them.
     """
-    opt.begin(target)
+    options.begin()
     levels = opt.numbers(concurrency, "--concurrency", least=1)
     predicted = opt.numbers(validate, "--validate")
 
@@ -469,19 +445,19 @@ def profile(
     from coppice.lab.bench.profile.suite import ProfilePlan, ProfileSuite
 
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
-    chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
-    suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
-    spec = opt.topology(target, drafter, threads)
+    chosen = tuple(opt.choose_prompts(None, num_prompts, options.seed))
+    suite = ProfileSuite(options.target, chosen, opt.num_threads(options.threads), plan, seed=options.seed)
+    spec = options.topology(drafter)
     report, loads = suite.reports(*asyncio.run(suite.run(spec)))
     # What took minutes to measure is kept whatever comes of the prediction.
-    write_json(report, out / "profile.json")
+    write_json(report, options.out / "profile.json")
     if loads is not None:
-        write_json(loads, out / "validation.json")
+        write_json(loads, options.out / "validation.json")
         report["validation"], report["ratios"] = _validated(report, loads)
-        write_json(report, out / "profile.json")
+        write_json(report, options.out / "profile.json")
     for text in report["notes"]:
         typer.echo(text)
-    typer.echo(f"wrote {out / 'profile.json'}" + (f" and {out / 'validation.json'}" if loads else ""))
+    typer.echo(f"wrote {options.out / 'profile.json'}" + (f" and {options.out / 'validation.json'}" if loads else ""))
     for text in loads["mismatches"] if loads else ():
         typer.echo(f"MISMATCH: {text}", err=True)
     if loads and loads["mismatches"]:
@@ -504,63 +480,55 @@ def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict
 
 
 def cache(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: Annotated[
         str, typer.Option(metavar="KIND=DIR|none", help="The drafter next to the cache; none: the cache alone.")
     ] = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     systems: Annotated[int, typer.Option(min=1, help="System prompts, the beginnings that prompts share.")] = 3,
     endings: Annotated[int, typer.Option(min=1, help="Prompts with each of them.")] = 3,
     max_tokens: opt.MaxTokens = 48,
     runs: opt.Runs = 3,
     temperature: opt.Temperatures = None,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """The prefix cache under shared system prompts and repeated code: cold, warm, through Redis, and Redis killed.
 
     The cache with a drafter and alone, one request at a time. Exit code 1 when a request failed, or when a token is
     not what it is with speculation off.
     """
-    opt.begin(target)
-    spec = opt.topology(target, drafter, threads)
+    options.begin()
+    spec = options.topology(drafter)
 
     from coppice.lab.bench.cache import SHOWN, make_workload, measure_on_services, num_pieces, settings
 
-    chosen = opt.choose_prompts(prompts, needed := num_pieces(systems, endings), seed)
+    chosen = options.choose_prompts(needed := num_pieces(systems, endings))
     if len(chosen) < needed:
         raise typer.BadParameter(f"--prompts: {systems} system prompts x {endings} endings are made of {needed}")
     workload = make_workload(chosen, systems, endings)
     temperatures = opt.choose_temperatures(temperature)
-    setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
+    setup = options.setup(workload.prompts, runs, max_tokens, temperatures)
     contenders = settings(one.kind for one in spec.drafters)
     report = asyncio.run(measure_on_services(setup, workload, contenders, spec))
-    finish(report, SHOWN, out)
+    options.finish(report, SHOWN)
     if report["ratios"]["failed-requests"]:
         raise typer.Exit(1)
 
 
 def timeline(
-    prompts: opt.PromptsFile = None,
-    target: opt.Target = opt.TARGET,
+    options: opt.PromptSuiteOptions,
     drafter: opt.Drafter = opt.DRAFTER,
-    out: opt.Out = opt.OUT,
     num_prompts: opt.NumPrompts = 4,
     max_tokens: opt.MaxTokens = 96,
     temperature: Annotated[float, typer.Option(min=0, max=100)] = 0.0,
-    threads: Threads = 0,
-    seed: opt.Seed = 0,
 ) -> None:
     """Every hop of a round: who was busy, and who waited. Requests one after another, each forced to speculate."""
-    opt.require_checkpoint(target, "--target")
-    spec = opt.topology(target, drafter, threads)
-    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    opt.require_checkpoint(options.target, "--target")
+    spec = options.topology(drafter)
+    chosen = options.choose_prompts(num_prompts)
 
     from coppice.lab.bench.timeline import SHOWN, measure_timeline
 
-    setup = opt.setup(target, chosen, threads, 1, max_tokens, (temperature,), seed)
-    finish(asyncio.run(measure_timeline(setup, spec)), SHOWN, out)
+    setup = options.setup(chosen, 1, max_tokens, (temperature,))
+    options.finish(asyncio.run(measure_timeline(setup, spec)), SHOWN)
 
 
 def report(

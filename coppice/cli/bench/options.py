@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.cli.options import here, refusing
+from coppice.cli.options import Threads, here, refusing
 from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, Topology, TopologySpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from coppice.lab.bench.comparison import Setup
-    from coppice.lab.bench.prompts import Prompt
-import asyncio
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from coppice.lab.bench.harness.report import Report, Shown
+    from coppice.lab.bench.prompts import Prompt
 
 # Defaults of every suite's --target and --drafter.
 TARGET = MODELS / "target"
 DRAFTER = f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
 OUT = Path("results")
+# Most characters of a prompt that is cut from a file.
+MAX_CHARS = 900
 # Most characters of what a user says in one turn of a generated conversation.
 TURN_CHARS = 300
 # Of arrivals; far above it, a client measures how fast it opens streams.
@@ -72,13 +71,56 @@ PerCategory = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
 
 
-def begin(target: Path) -> None:
-    """Before torch is imported: while another contender works, our waiting threads must sleep.
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """What every suite on a target is asked: of which target, where to write, and how many threads."""
 
-    Raises typer.BadParameter unless a checkpoint is there.
-    """
-    set_spin_count()
-    require_checkpoint(target, "--target")
+    target: Target = TARGET
+    out: Out = OUT
+    threads: Threads = 0
+    seed: Seed = 0
+
+    def begin(self) -> None:
+        """Before torch is imported: while another contender works, our waiting threads must sleep.
+
+        Raises typer.BadParameter unless a checkpoint is there.
+        """
+        set_spin_count()
+        require_checkpoint(self.target, "--target")
+
+    def topology(self, drafter: str) -> TopologySpec:
+        """The target and one drafter, or none; raises typer.BadParameter where `--drafter` says nothing."""
+        drafters = () if drafter == NO_DRAFTER else (drafter_spec(drafter),)
+        return TopologySpec(str(self.target), drafters, threads=self.threads)
+
+    def finish(self, report: Report, shown: Shown) -> None:
+        """Write the suite's files, print its tables, and exit with code 1 where outputs differ that must not."""
+        finish(report, shown, self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSuiteOptions(SuiteOptions):
+    """Of suites on prompts, from a file too."""
+
+    prompts: PromptsFile = None
+
+    def choose_prompts(self, num_prompts: int, max_chars: int = MAX_CHARS, per_category: int = 0) -> list[Prompt]:
+        """As `choose_prompts`, with the options' file and seed."""
+        return choose_prompts(self.prompts, num_prompts, self.seed, max_chars, per_category)
+
+    def setup(
+        self,
+        prompts: Sequence[Prompt],
+        runs: int,
+        max_tokens: int,
+        temperatures: tuple[float, ...],
+        repetition_penalty: float = 1.0,
+    ) -> Setup:
+        """What is measured on which prompts."""
+        from coppice.lab.bench.comparison import Plan, Setup
+
+        plan = Plan(runs, max_tokens, temperatures, self.seed, repetition_penalty)
+        return Setup(self.target, tuple(prompts), plan, num_threads(self.threads))
 
 
 def num_threads(threads: int) -> int:
@@ -86,15 +128,8 @@ def num_threads(threads: int) -> int:
     return threads or os.cpu_count() or 1
 
 
-def setup(target: Path, prompts: Sequence[Prompt], threads: int, *plan: Any) -> Setup:
-    """What is measured on which prompts; `plan` are the arguments of `Plan`."""
-    from coppice.lab.bench.comparison import Plan, Setup
-
-    return Setup(target, tuple(prompts), Plan(*plan), num_threads(threads))
-
-
 def choose_prompts(
-    path: Path | None, num_prompts: int, seed: int, max_chars: int = 900, per_category: int = 0
+    path: Path | None, num_prompts: int, seed: int, max_chars: int = MAX_CHARS, per_category: int = 0
 ) -> list[Prompt]:
     """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had.
 
@@ -189,12 +224,6 @@ def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:
         if not 0 <= value <= 100:
             raise typer.BadParameter(f"--temperature: must be in [0, 100], got {value}")
     return temperatures
-
-
-def topology(target: Path, drafter: str, threads: int) -> TopologySpec:
-    """A target and one drafter, or none; raises typer.BadParameter where `--drafter` says nothing."""
-    drafters = () if drafter == NO_DRAFTER else (drafter_spec(drafter),)
-    return TopologySpec(str(target), drafters, threads=threads)
 
 
 def measured(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:

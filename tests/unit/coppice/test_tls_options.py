@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
-from coppice.cli.options import channel_tls
+from coppice.cli.options import AccessOptions
 from coppice.cli.topology import tls_files
 from coppice.net.tls import ChannelTls
 from tests.certificates import Directory, directory
@@ -26,19 +26,20 @@ def files(tmp_path: Path) -> Directory:
 
 
 def test_no_option_is_plaintext() -> None:
-    assert channel_tls(ADDRESS, False, "", "", "", "") is None
-    assert channel_tls("", False, "", "", "", "") is None
+    assert AccessOptions().channel_tls(ADDRESS) is None
+    assert AccessOptions().channel_tls("") is None
 
 
 def test_each_option_asks_for_tls(files: Directory) -> None:
-    assert channel_tls(ADDRESS, True, "", "", "", "") == ChannelTls()
-    assert channel_tls(ADDRESS, False, files.ca, "", "", "") == files.anonymous()
-    assert channel_tls(ADDRESS, False, files.ca, files.cert, files.key, "a.example") == files.caller("a.example")
+    assert AccessOptions(tls=True).channel_tls(ADDRESS) == ChannelTls()
+    assert AccessOptions(tls_ca=files.ca).channel_tls(ADDRESS) == files.anonymous()
+    options = AccessOptions(tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, tls_name="a.example")
+    assert options.channel_tls(ADDRESS) == files.caller("a.example")
 
 
 def test_a_private_topology_has_nothing_to_speak_tls_with() -> None:
     with pytest.raises(typer.BadParameter, match="--address"):
-        channel_tls("", True, "", "", "", "")
+        AccessOptions(tls=True).channel_tls("")
 
 
 @pytest.mark.parametrize("command", ["generate", "conformance"])
