@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -27,6 +31,8 @@ MAX_FRAME_BYTES = 16384
 DEFAULT_WINDOW_BYTES = 65535
 MAX_WINDOW_BYTES = 2**31 - 1
 HEAD_BYTES = 9
+# Limit of a header block, encoded and decoded.
+MAX_BLOCK_BYTES = 131072
 
 # Length and kind as one number, flags, stream id.
 HEAD = struct.Struct(">IBI")
@@ -42,6 +48,71 @@ class ProtocolError(Exception):
     def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
         super().__init__(message)
         self.code = code
+
+
+def read_frame(data: bytearray, at: int) -> tuple[int, int, int, bytes] | None:
+    """Kind, flags, stream id and payload of the frame at a place; None while it is incomplete.
+
+    Raises:
+        ProtocolError: it is longer than `MAX_FRAME_BYTES`.
+    """
+    if len(data) - at < HEAD_BYTES:
+        return None
+    first, flags, number = HEAD.unpack_from(data, at)
+    begin, length = at + HEAD_BYTES, first >> 8
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
+    if len(data) < begin + length:
+        return None
+    return first & 0xFF, flags, number & MAX_WINDOW_BYTES, bytes(data[begin : begin + length])
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBlock:
+    """Stream id, flags of HEADERS, decoded entries, and encoded size in bytes."""
+
+    stream: int
+    flags: int
+    headers: Headers
+    size: int
+
+
+class HeaderBlocks:
+    """Joins and decodes the header blocks that a connection receives in HEADERS and CONTINUATION."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(MAX_BLOCK_BYTES)
+        # Incomplete block: stream id, flags and bytes so far.
+        self._block: tuple[int, int, bytearray] | None = None
+
+    def require_no_gap(self, kind: int) -> None:
+        """Raise ProtocolError for a frame of another kind within a block."""
+        if self._block is not None and kind != CONTINUATION:
+            raise ProtocolError("a frame within a header block")
+
+    def add(self, kind: int, flags: int, number: int, payload: bytes) -> HeaderBlock | None:
+        """The block that a HEADERS or CONTINUATION frame completes; None if it completes none.
+
+        Raises:
+            ProtocolError: the frame continues no block, or the block is too long or cannot be decoded.
+        """
+        if kind == HEADERS:
+            self._block = (number, flags, bytearray(without_padding(HEADERS, flags, payload)))
+        elif self._block is None or self._block[0] != number:
+            raise ProtocolError("CONTINUATION of no header block")
+        else:
+            self._block[2].extend(payload)
+        number, first_flags, block = self._block
+        if len(block) > MAX_BLOCK_BYTES:
+            raise ProtocolError("a header block of more than 128 KiB", ENHANCE_YOUR_CALM)
+        if not flags & END_HEADERS:
+            return None
+        self._block = None
+        try:
+            headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(bytes(block), raw=True)]
+        except (HPACKError, IndexError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
+        return HeaderBlock(number, first_flags, headers, len(block))
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

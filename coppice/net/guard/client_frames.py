@@ -9,16 +9,11 @@ from __future__ import annotations
 import asyncio
 import re
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError
-
 from coppice.net import frames
 from coppice.net.frames import (
     ACK,
-    COMPRESSION_ERROR,
     CONTINUATION,
     DATA,
-    END_HEADERS,
     END_STREAM,
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
@@ -27,7 +22,6 @@ from coppice.net.frames import (
     HEAD,
     HEAD_BYTES,
     HEADERS,
-    MAX_FRAME_BYTES,
     MAX_WINDOW_BYTES,
     NUMBER,
     PING,
@@ -38,7 +32,6 @@ from coppice.net.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Headers,
     ProtocolError,
 )
 from coppice.net.guard.calls import Calls
@@ -73,9 +66,7 @@ _LARGE_BYTE_UNITS = 1 / 2048
 # Cost of a header block's entries and bytes, charged after decoding.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
-# Size limit of a header block, encoded and decoded; and of a call's metadata as HTTP/2 counts it, with 32 bytes of
-# overhead per entry.
-_MAX_BLOCK_BYTES = 131072
+# Size limit of a call's metadata as HTTP/2 counts it, with 32 bytes of overhead per entry.
 MAX_METADATA_BYTES = 16384
 _ENTRY_BYTES = 32
 _INVALID_ARGUMENT, _RESOURCE_EXHAUSTED = 3, 8
@@ -90,9 +81,7 @@ class ClientFrames:
         self._turnstile = turnstile
         self._account = account
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder(_MAX_BLOCK_BYTES)
-        # Incomplete header block: stream id, flags and bytes so far.
-        self._block: tuple[int, int, bytearray] | None = None
+        self._blocks = frames.HeaderBlocks()
         # Units paid for the next frame, which may cost more than one turn.
         self._paid = 0.0
         # Initial window of streams in the client's SETTINGS.
@@ -110,19 +99,12 @@ class ClientFrames:
         at = 0
         out: list[bytes] = []
         try:
-            while len(inbound) - at >= HEAD_BYTES:
-                first, flags, number = HEAD.unpack_from(inbound, at)
-                length, kind, number = first >> 8, first & 0xFF, number & MAX_WINDOW_BYTES
-                if length > MAX_FRAME_BYTES:
-                    raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
-                if len(inbound) - at < HEAD_BYTES + length:
-                    break
-                payload = bytes(inbound[at + HEAD_BYTES : at + HEAD_BYTES + length])
+            while (found := frames.read_frame(inbound, at)) is not None:
+                kind, flags, number, payload = found
                 if not self._pay(kind, flags, number, payload):
                     return False
-                at += HEAD_BYTES + length
-                if self._block is not None and kind != CONTINUATION:
-                    raise ProtocolError("a frame within a header block")
+                at += HEAD_BYTES + len(payload)
+                self._blocks.require_no_gap(kind)
                 if kind == DATA:
                     self._data(number, flags, payload, out)
                 else:
@@ -205,33 +187,16 @@ class ClientFrames:
                 self._calls.forget(number)
 
     def _header_frame(self, kind: int, flags: int, number: int, payload: bytes, out: list[bytes]) -> None:
-        if kind == HEADERS:
-            if number % 2 == 0:
-                raise ProtocolError("HEADERS of no stream of a client's")
-            block = bytearray(content(HEADERS, flags, payload))
-            self._block = (number, flags, block)
-        elif self._block is None or self._block[0] != number:
-            raise ProtocolError("CONTINUATION of no header block")
-        else:
-            self._block[2].extend(payload)
-        number, first_flags, block = self._block
-        if len(block) > _MAX_BLOCK_BYTES:
-            raise ProtocolError("a header block of more than 128 KiB", ENHANCE_YOUR_CALM)
-        if flags & END_HEADERS:
-            self._block = None
-            self._open(number, first_flags, self._decoded(bytes(block)), out)
-
-    def _decoded(self, block: bytes) -> Headers:
-        try:
-            headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
+        if kind == HEADERS and number % 2 == 0:
+            raise ProtocolError("HEADERS of no stream of a client's")
+        if (block := self._blocks.add(kind, flags, number, payload)) is not None:
             # Entries may refer to the dynamic table, so decoded sizes count too.
-            num_bytes = max(len(block), sum(len(name) + len(value) for name, value in headers))
-            self._turnstile.charge(self._account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * num_bytes)
-            return headers
-        except (HPACKError, IndexError, ValueError, OverflowError) as error:
-            raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
+            num_bytes = max(block.size, sum(len(name) + len(value) for name, value in block.headers))
+            self._turnstile.charge(self._account, _ENTRY_UNITS * len(block.headers) + _BYTE_UNITS * num_bytes)
+            self._open(block, out)
 
-    def _open(self, number: int, flags: int, headers: Headers, out: list[bytes]) -> None:
+    def _open(self, block: frames.HeaderBlock, out: list[bytes]) -> None:
+        number, headers = block.stream, block.headers
         if number <= self._calls.last_stream:
             # Trailers, which gRPC clients do not send.
             if number in self._calls.streams:
@@ -261,7 +226,7 @@ class ClientFrames:
         deadline_s = now_s + self._limits.first_message_s
         named.append((_PEER, self._calls.peer.encode()))
         stream = HttpStream(named, Messages(most), self._window, now_s, deadline_s)
-        stream.client_ended = bool(flags & END_STREAM)
+        stream.client_ended = bool(block.flags & END_STREAM)
         stream.is_ours = is_ours
         stream.is_unary = path in self._limits.unary
         if path in self._limits.streaming:

@@ -8,21 +8,16 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
-from hpack import Decoder
-from hpack.exceptions import HPACKError
 
 from coppice.net import frames
 from coppice.net.frames import (
     ACK,
     CANCEL,
-    COMPRESSION_ERROR,
     CONTINUATION,
     DATA,
-    END_HEADERS,
     END_STREAM,
     FRAME_SIZE_ERROR,
     GOAWAY,
-    HEAD,
     HEAD_BYTES,
     HEADERS,
     MAX_FRAME_BYTES,
@@ -33,7 +28,6 @@ from coppice.net.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Headers,
     ProtocolError,
 )
 from coppice.net.loop.call import LoopCall
@@ -47,7 +41,6 @@ _WINDOW_BYTES = 1 << 20
 _LEAST_UPDATE_BYTES = 16 * 1024
 # Before the server has named its own number.
 _FIRST_MAX_CALLS = 100
-_MAX_BLOCK_BYTES = 131072
 _PING = b"coppice\0"
 _CODES = {
     CANCEL: grpc.StatusCode.CANCELLED,
@@ -78,9 +71,7 @@ class LoopConnection(asyncio.Protocol):
         self._greeted = asyncio.Event()
         self._is_leaving = False
         self._inbound = bytearray()
-        # Parts of a header block: call, flags of its first frame, bytes.
-        self._block: tuple[int, int, bytearray] | None = None
-        self._decoder = Decoder(_MAX_BLOCK_BYTES)
+        self._blocks = frames.HeaderBlocks()
         self._owed = 0
         # What may be sent: of all calls, and at first of a new one.
         self._window = self._first_window = frames.DEFAULT_WINDOW_BYTES
@@ -149,16 +140,9 @@ class LoopConnection(asyncio.Protocol):
         inbound += data
         at = 0
         try:
-            while len(inbound) - at >= HEAD_BYTES and self._transport is not None:
-                first, flags, number = HEAD.unpack_from(inbound, at)
-                length, kind, number = first >> 8, first & 0xFF, number & MAX_WINDOW_BYTES
-                if length > MAX_FRAME_BYTES:
-                    raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
-                end = at + HEAD_BYTES + length
-                if len(inbound) < end:
-                    break
-                payload = bytes(inbound[at + HEAD_BYTES : end])
-                at = end
+            while self._transport is not None and (found := frames.read_frame(inbound, at)) is not None:
+                kind, flags, number, payload = found
+                at += HEAD_BYTES + len(payload)
                 self._read(kind, flags, number, payload)
         except ProtocolError as error:
             self._write(frames.goaway(0, error.code))
@@ -168,8 +152,7 @@ class LoopConnection(asyncio.Protocol):
     # Frames.
 
     def _read(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if self._block is not None and kind != CONTINUATION:
-            raise ProtocolError("a frame within a header block")
+        self._blocks.require_no_gap(kind)
         if kind == DATA:
             self._data(number, flags, payload)
         elif kind in (HEADERS, CONTINUATION):
@@ -201,34 +184,16 @@ class LoopConnection(asyncio.Protocol):
             self._return_window(number, call)
 
     def _header_frame(self, kind: int, number: int, flags: int, payload: bytes) -> None:
-        if kind == HEADERS:
-            self._block = (number, flags, bytearray(frames.without_padding(HEADERS, flags, payload)))
-        elif self._block is None or self._block[0] != number:
-            raise ProtocolError("CONTINUATION of no header block")
-        else:
-            self._block[2].extend(payload)
-        _, first_flags, block = self._block
-        if len(block) > _MAX_BLOCK_BYTES:
-            raise ProtocolError("a header block of more than 128 KiB")
-        if not flags & END_HEADERS:
+        block = self._blocks.add(kind, flags, number, payload)
+        if block is None or number not in self._calls:
             return
-        self._block = None
-        headers = self._decoded(bytes(block))
-        if number not in self._calls:
-            return
-        if first_flags & END_STREAM:
-            self._forget(number).finish(headers)
-        elif (b":status", b"200") not in headers:
+        if block.flags & END_STREAM:
+            self._forget(number).finish(block.headers)
+        elif (b":status", b"200") not in block.headers:
             # No gRPC server, and its body no message.
             call = self._calls[number]
             self._cancelled(number)
-            call.finish(headers)
-
-    def _decoded(self, block: bytes) -> Headers:
-        try:
-            return [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
-        except (HPACKError, IndexError, ValueError, OverflowError) as error:
-            raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
+            call.finish(block.headers)
 
     def _window_update(self, number: int, num_bytes: int) -> None:
         if number == 0:
