@@ -81,6 +81,7 @@ _DELTA: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2}
+_WITHOUT_ATTENTION = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 # Prompts in chunks, whose closed form rounds otherwise than token by token.
 _CHUNKED = 2e-3
 # In bfloat16 transformers rounds after each step, which changes what routers choose: its tokens are counted only.
@@ -199,7 +200,45 @@ FAMILIES: dict[str, Family] = {
     "mamba-2": Family(
         "Mamba2ForCausalLM",
         {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2},
-        without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+        without=_WITHOUT_ATTENTION,
+        near_tie_gap=_CHUNKED,
+    ),
+    "jamba": Family(
+        "JambaForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": True,
+        },
+    ),
+    "falcon-mamba": Family(
+        "FalconMambaForCausalLM", {"state_size": 8, "time_step_rank": 4}, without=_WITHOUT_ATTENTION
+    ),
+    "mamba": Family("MambaForCausalLM", {"state_size": 8, "time_step_rank": 4}, without=_WITHOUT_ATTENTION),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+        },
         near_tie_gap=_CHUNKED,
     ),
     "bloom": Family(

@@ -36,13 +36,13 @@ class GatedDelta:
         module = self._module
         mixed, gates, steps, decays = self._projected(hidden_states)
         queries, keys, values = F.silu(self._convolution(mixed)).split(self._sizes, -1)
-        queries, keys = (_unit(part.unflatten(-1, (-1, module.head_k_dim))) for part in (queries, keys))
+        queries, keys = (unit(part.unflatten(-1, (-1, module.head_k_dim))) for part in (queries, keys))
         result = self._recurrence(
             queries * module.head_k_dim**-0.5,
             keys,
             values.unflatten(-1, (-1, module.head_v_dim)),
-            torch.exp(-self._rates * F.softplus(decays + module.dt_bias)),
-            torch.sigmoid(steps),
+            torch.exp(-self._rates * F.softplus(decays + module.dt_bias))[..., None],
+            torch.sigmoid(steps)[..., None],
         )
         normed = module.norm(result.flatten(0, 1), gates.reshape(-1, module.head_v_dim))
         output: Tensor = module.out_proj(normed.reshape(*hidden_states.shape[:2], -1))
@@ -61,6 +61,6 @@ class GatedDelta:
         return mixed, gates, steps, decays
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def unit(vectors: Tensor) -> Tensor:
     """Vectors [..., size] of about unit length."""
     return vectors * torch.rsqrt((vectors * vectors).sum(-1, keepdim=True) + _EPSILON)

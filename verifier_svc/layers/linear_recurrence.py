@@ -1,4 +1,4 @@
-"""Recurrences with a matrix as state: the gated delta rule and Mamba-2's, see `kernels/cpu/linear_recurrences.py`.
+"""Recurrences with a matrix as state: the gated delta rule and Mamba's, see `kernels/cpu/linear_recurrences.py`.
 
 A pass leaves the state after each segment's pending tokens, and the inputs of its rows; a commit replays the accepted
 nodes from there.
@@ -21,11 +21,17 @@ _WORTH_THREADS = 2**21
 
 
 class LinearRecurrence:
-    """States [heads, key size, value size] of one layer; with `corrects` by the delta rule."""
+    """States [heads, key size, value size] of one layer; with `corrects` by the delta rule.
 
-    def __init__(self, num_heads: int, key_size: int, value_size: int, *, corrects: bool) -> None:
+    With `rates` [heads, key size, value size] an entry decays by exp(-rate * step).
+    """
+
+    def __init__(
+        self, num_heads: int, key_size: int, value_size: int, *, corrects: bool, rates: Tensor | None = None
+    ) -> None:
         self._shape = num_heads, key_size, value_size
         self._corrects = corrects
+        self._rates = np.empty((0, key_size, value_size), np.float32) if rates is None else rates.contiguous().numpy()
         self._states = self._after = np.empty((0, *self._shape), np.float32)
         self._inputs: RowInputs | None = None
         self._forest = RowForest(())
@@ -65,12 +71,13 @@ class LinearRecurrence:
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, steps: Tensor) -> Tensor:
         """Outputs [N, heads, value size] of a pass, zero for padding.
 
-        `queries` and `keys` [N, groups, key size], `values` [N, heads, value size], `decays` and `steps` [N, heads].
+        `queries` and `keys` [N, groups, key size], `values` [N, heads, value size]; `decays` [N, heads, 1 or key size]
+        and `steps` [N, heads, 1] or, with rates, which give the decays, [N, heads, value size].
         """
         forest = self._forest
         parts = (queries, keys, values, decays, steps)
         query, key, value, decay, step = (tensor.contiguous().numpy() for tensor in parts)
-        self._inputs = RowInputs(query, key, value, decay, step, self._corrects)
+        self._inputs = RowInputs(query, key, value, decay, step, self._rates, self._corrects)
         border_of_row = np.full(forest.num_rows, -1, np.int64)
         border_of_row[forest.border_rows] = forest.border_slots
         rows = TreeRows(forest.starts, forest.num_pending, forest.slots, forest.parents, border_of_row)

@@ -42,7 +42,8 @@ class Mamba2:
         values = values.unflatten(-1, (-1, module.head_dim))
         keys, queries = (part.unflatten(-1, (module.n_groups, -1)) for part in (keys, queries))
         steps = F.softplus(steps[0] + module.dt_bias).clamp(*module.time_step_limit)
-        result = self._recurrence(queries, keys, values, torch.exp(steps * -self._rates), steps)
+        decays = torch.exp(steps * -self._rates)
+        result = self._recurrence(queries, keys, values, decays[..., None], steps[..., None])
         result = (result + values * module.D[:, None]).flatten(1)[None]
         # Falcon-H1 has a norm or a plain gate.
         is_normed = getattr(module, "mamba_rms_norm", True)

@@ -7,11 +7,13 @@ from typing import Any
 from torch import nn
 
 from verifier_svc.layers.gated_delta import GatedDelta
+from verifier_svc.layers.kimi_delta import KimiDelta
+from verifier_svc.layers.mamba import Mamba
 from verifier_svc.layers.mamba2 import Mamba2
 from verifier_svc.layers.recurrence import RecurrentLayer, RecurrentStates
 from verifier_svc.layers.short_convolution import ShortConvolution
 
-KINDS: tuple[type[RecurrentLayer], ...] = (ShortConvolution, GatedDelta, Mamba2)
+KINDS: tuple[type[RecurrentLayer], ...] = (ShortConvolution, GatedDelta, KimiDelta, Mamba, Mamba2)
 
 # Attribute of a module that has its layer.
 _LAYER = "coppice_layer"

@@ -1,15 +1,17 @@
-"""Compiled recurrences with a matrix as state, over token trees: the gated delta rule and Mamba-2's.
+"""Compiled recurrences with a matrix as state, over token trees: the gated delta rule and Mamba's.
 
 A row's state follows from its parent's: S = a P + k (b (v - k (a P)))^T by the gated delta rule (Gated Delta Networks,
-arXiv 2412.06464, section 3), S = a P + k v^T by Mamba-2's (arXiv 2405.21060, section 3); its output is q S. Sums over
-keys are added in order, one after the other, so a row's bits depend on its path alone (`compiled_exactly`). Loops over
-values are vectors.
+arXiv 2412.06464, section 3), S = a P + k (b v)^T by Mamba-2's (arXiv 2405.21060, section 3); its output is q S. The
+decay a is a number of a head, or of each key (Kimi Delta Attention, arXiv 2510.26692, section 3), or exp(-rate * b) of
+each entry (Mamba-1, arXiv 2312.00752, section 3). Sums over keys are added in order, one after the other, so a row's
+bits depend on its path alone (`compiled_exactly`). Loops over values are vectors.
 
 Axes: N rows, H heads, G groups of heads that share queries and keys, K key size, V value size.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +25,17 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class RowInputs(NamedTuple):
-    """Queries and keys [N, G, K], values [N, H, V], decays and steps [N, H]; `corrects` tells the delta rule."""
+    """Queries and keys [N, G, K], values [N, H, V]; `corrects` tells the delta rule.
+
+    Decays [N, H, 1 or K]. Steps b [N, H, 1], or [N, H, V] with `rates` [H, K, V], which then give the decays.
+    """
 
     queries: FloatArray
     keys: FloatArray
     values: FloatArray
     decays: FloatArray
     steps: FloatArray
+    rates: FloatArray
     corrects: bool
 
 
@@ -141,28 +147,61 @@ def advance(
     """One row's state [K, V] and output [V] from the state before it, which may be the same array."""
     group = head * inputs.keys.shape[1] // inputs.values.shape[1]
     queries, keys = inputs.queries[row, group], inputs.keys[row, group]
-    values, decay, step = inputs.values[row, head], inputs.decays[row, head], inputs.steps[row, head]
-    size = len(work)
     if inputs.corrects:
-        work[:] = 0
-        for key in range(len(keys)):
-            factor = keys[key]
-            for place in range(size):
-                decayed = before[key, place] * decay
-                state[key, place] = decayed
-                work[place] += decayed * factor
-        for place in range(size):
-            work[place] = (values[place] - work[place]) * step
+        decay_and_correct(inputs, row, head, before, state, work)
+    elif len(inputs.rates):
+        decay_by_rates(inputs, row, head, before, state, work)
     else:
-        for key in range(len(keys)):
-            for place in range(size):
-                state[key, place] = before[key, place] * decay
-        for place in range(size):
-            work[place] = values[place] * step
+        decay_evenly(inputs, row, head, before, state, work)
     output[:] = 0
     for key in range(len(keys)):
         factor, query = keys[key], queries[key]
-        for place in range(size):
+        for place in range(len(work)):
             updated = state[key, place] + work[place] * factor
             state[key, place] = updated
             output[place] += updated * query
+
+
+@compiled_exactly
+def decay_and_correct(
+    inputs: RowInputs, row: int, head: int, before: FloatArray, state: FloatArray, work: FloatArray
+) -> None:
+    """Decay a state [K, V] by the delta rule; `work` [V] becomes what its keys are to be corrected by."""
+    keys = inputs.keys[row, head * inputs.keys.shape[1] // inputs.values.shape[1]]
+    values, decays, step = inputs.values[row, head], inputs.decays[row, head], inputs.steps[row, head, 0]
+    work[:] = 0
+    for key in range(len(keys)):
+        factor, decay = keys[key], decays[min(key, len(decays) - 1)]
+        for place in range(len(work)):
+            decayed = before[key, place] * decay
+            state[key, place] = decayed
+            work[place] += decayed * factor
+    for place in range(len(work)):
+        work[place] = (values[place] - work[place]) * step
+
+
+@compiled_exactly
+def decay_evenly(
+    inputs: RowInputs, row: int, head: int, before: FloatArray, state: FloatArray, work: FloatArray
+) -> None:
+    """Decay a state [K, V]; `work` [V] becomes what is added to it."""
+    values, decays, step = inputs.values[row, head], inputs.decays[row, head], inputs.steps[row, head, 0]
+    for key in range(len(before)):
+        factor = decays[min(key, len(decays) - 1)]
+        for place in range(len(work)):
+            state[key, place] = before[key, place] * factor
+    for place in range(len(work)):
+        work[place] = values[place] * step
+
+
+@compiled_exactly
+def decay_by_rates(
+    inputs: RowInputs, row: int, head: int, before: FloatArray, state: FloatArray, work: FloatArray
+) -> None:
+    """As `decay_evenly`, by the rate of each entry and the step of its column."""
+    values, steps, rates = inputs.values[row, head], inputs.steps[row, head], inputs.rates[head]
+    for key in range(len(before)):
+        for place in range(len(work)):
+            state[key, place] = before[key, place] * math.exp(-rates[key, place] * steps[place])
+    for place in range(len(work)):
+        work[place] = values[place] * steps[place]

@@ -54,7 +54,8 @@ def _compiled(module: nn.Module) -> CompiledNorm | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, CompiledNorm):
         return None
-    if not isinstance(weight, Tensor) or not isinstance(epsilon, float) or weight.dim() != 1:
+    # Norms without weights may have a tensor of that name, of another width.
+    if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or weight.dim() != 1:
         return None
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or len(weight) % LANES:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from tests.unit.verifier_svc.layers.forests import path_to, random_segments, segment
@@ -27,14 +29,14 @@ SIZES = [(5, 7), (1, 9), (3, 0), (2, 12)]
 
 
 class Inputs:
-    """Random inputs of rows, a function of the row's token alone."""
+    """Random inputs of rows, a function of the row's token alone: decays for `num_decays` parts of a head's keys."""
 
-    def __init__(self, num_rows: int, seed: int = 0) -> None:
+    def __init__(self, num_rows: int, num_decays: int = 1, num_steps: int = 1, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(num_rows, *shape, generator=generator)  # noqa: E731
         self.queries, self.keys, self.values = draw(GROUPS, KEYS), draw(GROUPS, KEYS), draw(HEADS, VALUES)
         self.keys = torch.nn.functional.normalize(self.keys, dim=-1)
-        self.decays, self.steps = draw(HEADS).sigmoid(), draw(HEADS).sigmoid()
+        self.decays, self.steps = draw(HEADS, num_decays).sigmoid(), draw(HEADS, num_steps).sigmoid()
         self.channels = draw(CHANNELS)
 
     def matrix(self, rows: Any) -> tuple[Tensor, ...]:
@@ -54,7 +56,10 @@ class Runner:
             weight = torch.randn(CHANNELS, 1, WIDTH, generator=generator)
             self.recurrence = CausalConvolution(weight, torch.randn(CHANNELS, generator=generator))
         else:
-            self.recurrence = LinearRecurrence(HEADS, KEYS, VALUES, corrects=kind == "delta")
+            generator = torch.Generator().manual_seed(6)
+            rates = torch.rand(HEADS, KEYS, VALUES, generator=generator) if kind == "mamba-1" else None
+            self.recurrence = LinearRecurrence(HEADS, KEYS, VALUES, corrects="delta" in kind, rates=rates)
+            self.rates = None if rates is None else rates.double().numpy()
         self.is_convolution = kind == "convolution"
         self.states = RecurrentStates([self])  # type: ignore[list-item]
         self.states.allocate(12)
@@ -83,7 +88,9 @@ class Runner:
             query, key, value, decay, step = (part.double().numpy() for part in self.inputs.matrix(token))
             for head in range(HEADS):
                 group = head * GROUPS // HEADS
-                state = decay[head] * states[head]
+                # [keys or 1, values or 1].
+                decays = decay[head][:, None] if self.rates is None else np.exp(-self.rates[head] * step[head])
+                state = decays * states[head]
                 old = key[group] @ state if self.recurrence._corrects else 0
                 states[head] = state + np.outer(key[group], step[head] * (value[head] - old))
                 output[head] = query[group] @ states[head]
@@ -93,10 +100,12 @@ class Runner:
 NewRunner = Callable[[], Runner]
 
 
-@pytest.fixture(params=["convolution", "delta", "mamba-2"])
+@pytest.fixture(params=["convolution", "delta", "delta by key", "mamba-1", "mamba-2"])
 def new_runner(request: pytest.FixtureRequest) -> NewRunner:
     """Makes a recurrence without states."""
-    return lambda: Runner(request.param, Inputs(200))
+    num_decays = KEYS if request.param == "delta by key" else 1
+    num_steps = VALUES if request.param == "mamba-1" else 1
+    return lambda: Runner(request.param, Inputs(200, num_decays, num_steps))
 
 
 def test_a_row_s_output_is_that_of_its_path(new_runner: NewRunner) -> None:
@@ -190,7 +199,24 @@ def test_the_delta_rule_is_that_of_transformers() -> None:
         inputs.queries[None],
         inputs.keys[None],
         inputs.values[None],
+        g=inputs.decays[..., 0].log()[None],
+        beta=inputs.steps[None, ..., 0],
+    )
+    assert torch.allclose(output * size, expected[0], atol=1e-5)
+
+
+def test_the_delta_rule_with_a_decay_for_each_key_is_that_of_transformers() -> None:
+    inputs, size = Inputs(40, KEYS), KEYS**-0.5
+    output = Runner("delta by key", inputs).run([segment(0, 40)], list(range(40)))
+    queries, keys = (part.repeat_interleave(HEADS // GROUPS, 1)[None] for part in (inputs.queries, inputs.keys))
+    # The function itself, and not what stands in front of it and looks for kernels.
+    expected, _ = inspect.unwrap(recurrent_kimi_delta_attention)(
+        queries,
+        keys,
+        inputs.values[None],
         g=inputs.decays.log()[None],
-        beta=inputs.steps[None],
+        beta=inputs.steps[None, ..., 0],
+        initial_state=None,
+        output_final_state=False,
     )
     assert torch.allclose(output * size, expected[0], atol=1e-5)

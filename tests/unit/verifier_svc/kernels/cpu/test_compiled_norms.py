@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaWeightlessRMSNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -100,3 +101,8 @@ def test_a_model_says_the_same(family: str, number: int, new_model: Callable[[st
     torch.testing.assert_close(logits, expected[-1:], rtol=1e-4, atol=1e-4)
     if number:
         assert rows_stand_alone(target, VOCAB)
+
+
+def test_a_norm_without_weights_stays_as_it_is() -> None:
+    # It is called with rows of another width than that of the tensor which is called its weight.
+    assert isinstance(compiled(FalconMambaWeightlessRMSNorm(WIDTH)), FalconMambaWeightlessRMSNorm)
