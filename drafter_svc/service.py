@@ -173,13 +173,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self.turns = JointTurns(drafter, thread, self.caches)
         self.max_nodes = max_nodes
         self._max_sequences = max_sequences
-        self._num_sequences = 0
+        # Open sequences over all streams.
+        self.num_sequences = 0
         self.counts = DrafterCounts()
-
-    @property
-    def num_sequences(self) -> int:
-        """Open sequences over all streams."""
-        return self._num_sequences
 
     async def Draft(
         self,
@@ -230,9 +226,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         opening.check(self.drafter.info)
         if opening.is_sampled and not isinstance(self.drafter, SamplingDrafter):
             raise UnsupportedError(f"open.acceptance: {self.drafter.info.kind} does not sample trees")
-        if self._num_sequences >= self._max_sequences:
-            raise OverloadedError(f"{self._num_sequences} sequences are open, the most this drafter holds")
-        self._num_sequences += 1
+        if self.num_sequences >= self._max_sequences:
+            raise OverloadedError(f"{self.num_sequences} sequences are open, the most this drafter holds")
+        self.num_sequences += 1
         self.counts.num_opened += 1
         self.counts.num_prompt_tokens += len(opening.prompt)
         return Session(self.drafter, opening, self.acceptance, self.caches)
@@ -240,7 +236,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def release(self, session: Session) -> None:
         """End a session; the model thread frees its memory later."""
         session.closed = True
-        self._num_sequences -= 1
+        self.num_sequences -= 1
 
 
 @dataclass(slots=True)

@@ -137,18 +137,14 @@ class TrainingLoop:
         self._config = config
         self._optimizers = _optimizers(model)
         self._step = 0
-        self._seconds = 0.0
+        # Of training so far, over all resumed runs.
+        self.seconds = 0.0
         self._curve: list[dict[str, float]] = []
 
     @property
     def curve(self) -> list[dict[str, float]]:
         """The validation curve: step, held-out loss in nats per token, seconds of training so far."""
         return list(self._curve)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training so far, over all resumed runs."""
-        return self._seconds
 
     def run(self) -> None:
         """Train to the last scheduled step, from the saved state if there is one."""
@@ -160,7 +156,7 @@ class TrainingLoop:
             while self._step < steps:
                 started = time.monotonic()
                 value = self._train_step(runner)
-                self._seconds += time.monotonic() - started
+                self.seconds += time.monotonic() - started
                 self._step += 1
                 bar.update()
                 if self._step % self._config.evaluate_every == 0 or self._step == steps:
@@ -194,7 +190,7 @@ class TrainingLoop:
         with torch.no_grad(), _autocast(device):
             held_out = self._evaluate(runner)
         self._model.train()
-        entry = {"step": self._step, "train": train_loss, "held_out": held_out, "seconds": self._seconds}
+        entry = {"step": self._step, "train": train_loss, "held_out": held_out, "seconds": self.seconds}
         self._curve.append(entry)
         return held_out
 
@@ -212,7 +208,7 @@ class TrainingLoop:
             "model": self._model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self._step,
-            "seconds": self._seconds,
+            "seconds": self.seconds,
             "curve": self._curve,
         }
         temporary = directory / "state.tmp"
@@ -232,7 +228,7 @@ class TrainingLoop:
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self._step = state["step"]
-        self._seconds = state["seconds"]
+        self.seconds = state["seconds"]
         self._curve = state["curve"]
 
 

@@ -334,26 +334,22 @@ class DrafterPool:
     """All drafters, by kind; drafters of one kind are replicas."""
 
     def __init__(self, clients: Sequence[DrafterClient]) -> None:
-        self._clients = tuple(clients)
-        for client in self._clients:
-            client.others = [other for other in self._clients if other is not client]
-
-    @property
-    def clients(self) -> tuple[DrafterClient, ...]:
-        """Every drafter, connected or not."""
-        return self._clients
+        # Every drafter, connected or not.
+        self.clients = tuple(clients)
+        for client in self.clients:
+            client.others = [other for other in self.clients if other is not client]
 
     def connected_kinds(self) -> tuple[str, ...]:
         """Kinds with a connected drafter."""
-        return tuple(sorted({client.kind for client in self._clients if client.connected}))
+        return tuple(sorted({client.kind for client in self.clients if client.connected}))
 
     def known_kinds(self) -> frozenset[str]:
         """Kinds that have been connected at some time."""
-        return frozenset(client.kind for client in self._clients if client.kind)
+        return frozenset(client.kind for client in self.clients if client.kind)
 
     def refusals(self) -> list[str]:
         """Drafters that are refused, in words for clients: addresses and details are only logged."""
-        return [client.refusal for client in self._clients if client.stream.refusal is not None]
+        return [client.refusal for client in self.clients if client.stream.refusal is not None]
 
     def choose(
         self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
@@ -364,7 +360,7 @@ class DrafterPool:
         reading a block), then the one whose cache has the longest prefix.
         """
         replicas: dict[str, list[DrafterClient]] = {}
-        for client in self._clients:
+        for client in self.clients:
             if client.kind and (not kinds or client.kind in kinds):
                 replicas.setdefault(client.kind, []).append(client)
         return tuple(_best(of_a_kind, token_ids, cache_salt) for of_a_kind in replicas.values())
@@ -387,9 +383,9 @@ class DrafterPool:
         Raises:
             IncompatibleError: `require_all`, and a drafter does not match or did not connect within `timeout_s`.
         """
-        for client in self._clients:
+        for client in self.clients:
             client.stream.start()
-        for client in self._clients:
+        for client in self.clients:
             try:
                 async with asyncio.timeout(timeout_s):
                     await client.stream.settled(patient=require_all)
@@ -405,7 +401,7 @@ class DrafterPool:
 
     async def close(self) -> None:
         """Close every stream."""
-        for client in self._clients:
+        for client in self.clients:
             await client.close()
 
 

@@ -38,10 +38,11 @@ class VerifierPool:
         dial: Dial = dial,
     ) -> None:
         self._resume_s = resume_s
-        self._clients = tuple(VerifierClient(address, self, certificates, dial) for address in addresses)
-        self._prefixes = {client: PrefixMemory() for client in self._clients}
+        # Every verifier, connected or not.
+        self.clients = tuple(VerifierClient(address, self, certificates, dial) for address in addresses)
+        self._prefixes = {client: PrefixMemory() for client in self.clients}
         # Number of the last choice of each: among equals, the one chosen longest ago is next.
-        self._turns = dict.fromkeys(self._clients, 0)
+        self._turns = dict.fromkeys(self.clients, 0)
         self._turn = itertools.count(1)
         # Connected, with the model served here.
         self._usable: list[VerifierClient] = []
@@ -54,11 +55,6 @@ class VerifierPool:
         self._changed = asyncio.Event()
         self._info: VerifierInfo | None = None
         self.tokenizer = verifier_pb2.GetTokenizerResponse()
-
-    @property
-    def clients(self) -> tuple[VerifierClient, ...]:
-        """Every verifier, connected or not."""
-        return self._clients
 
     @property
     def info(self) -> VerifierInfo:
@@ -79,11 +75,11 @@ class VerifierPool:
     @property
     def num_sequences(self) -> int:
         """Sequences that are open or wait for a verifier."""
-        return len(self._waiting) + sum(client.num_sequences for client in self._clients)
+        return len(self._waiting) + sum(client.num_sequences for client in self.clients)
 
     def refusals(self) -> list[str]:
         """Verifiers that are refused, in words for clients: addresses and details are only logged."""
-        refused = sum(client.stream.refusal is not None for client in self._clients)
+        refused = sum(client.stream.refusal is not None for client in self.clients)
         return ["a verifier: serves something else than the others"] * refused
 
     async def connect(self, timeout_s: float) -> None:
@@ -92,7 +88,7 @@ class VerifierPool:
         Raises:
             UnavailableError: no verifier connected within `timeout_s`.
         """
-        for client in self._clients:
+        for client in self.clients:
             client.stream.start()
         try:
             async with asyncio.timeout(timeout_s):
@@ -102,11 +98,11 @@ class VerifierPool:
             raise UnavailableError(self._absence(timeout_s)) from error
         try:
             async with asyncio.timeout(FIRST_ANSWERS_S):
-                for client in self._clients:
+                for client in self.clients:
                     await client.stream.settled(patient=False)
         except TimeoutError:
             logger.warning("not every verifier has answered, continuing without them")
-        self._settle_on(_most_common([client for client in self._clients if client.is_known]))
+        self._settle_on(_most_common([client for client in self.clients if client.is_known]))
 
     async def changed(self) -> None:
         """Wait for the next change of the usable verifiers."""
@@ -115,7 +111,7 @@ class VerifierPool:
     async def close(self) -> None:
         """Close all streams; open sequences fail."""
         self._usable.clear()
-        for client in self._clients:
+        for client in self.clients:
             await client.close()
         self._give_up()
         if self._giving_up is not None:
@@ -206,7 +202,7 @@ class VerifierPool:
 
     def _choose(self, opening: VerifyOpening) -> VerifierClient:
         """Best verifier for a sequence; a draining one only if there is no other."""
-        if len(self._clients) == 1:
+        if len(self.clients) == 1:
             return self._usable[0]
         block_tokens = self.info.shared_block_tokens
         digests = prefix_digests(opening.token_ids, block_tokens, opening.cache_salt)
@@ -232,7 +228,7 @@ class VerifierPool:
         parts = [
             f"the verifier {client.address} was not reached within {timeout_s:g} s "
             f"({client.stream.last_failure or 'no answer'})"
-            for client in self._clients
+            for client in self.clients
         ]
         return "; ".join(parts)
 

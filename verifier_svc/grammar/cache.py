@@ -28,12 +28,8 @@ class GrammarCache:
         self._lock = threading.Lock()
         # Least recently used first, with sizes in bytes.
         self._entries: OrderedDict[Grammar, tuple[CompiledGrammar | CoppiceError, int]] = OrderedDict()
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of entries, texts included; estimated if not measured."""
-        return self._num_bytes
+        # Memory of entries, texts included; estimated if not measured.
+        self.num_bytes = 0
 
     def find(self, grammar: Grammar) -> CompiledGrammar | CoppiceError | None:
         """The cached result for a grammar; None if not cached."""
@@ -52,10 +48,10 @@ class GrammarCache:
         with self._lock:
             forgotten.append(self._entries.pop(grammar, None))
             self._entries[grammar] = (result, size)
-            self._num_bytes += size - (forgotten[0][1] if forgotten[0] is not None else 0)
-            while self._num_bytes > self._max_bytes:
+            self.num_bytes += size - (forgotten[0][1] if forgotten[0] is not None else 0)
+            while self.num_bytes > self._max_bytes:
                 _, oldest = self._entries.popitem(last=False)
-                self._num_bytes -= oldest[1]
+                self.num_bytes -= oldest[1]
                 forgotten.append(oldest)
         # Freed here, outside the lock.
         return any(entry is not None for entry in forgotten)

@@ -21,7 +21,6 @@ from coppice.core.grammar import Grammar, GrammarKind
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-    from verifier_svc.verify.sampler import Mask
 
 # End token of the library. No row of any model, so never drawn.
 _END = "<|end of what a grammar describes|>"
@@ -141,16 +140,6 @@ class GrammarState:
         self._end_token_ids = list(end_token_ids)
         self._find_allowed()
 
-    @property
-    def allowed(self) -> Mask:
-        """Allowed next tokens [vocab]."""
-        return self._allowed
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output matches and nothing may follow."""
-        return self._is_complete
-
     def push(self, token: int) -> None:
         """Advance by an allowed token; none may follow an end token.
 
@@ -186,12 +175,14 @@ class GrammarState:
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         allowed[self._no_text] = False
         is_match = self._matcher.is_accepting()
-        self._is_complete = is_match and not allowed.any()
+        # Whether the output matches and nothing may follow.
+        self.is_complete = is_match and not allowed.any()
         if is_match:
             allowed[self._end_token_ids] = True
         elif not allowed.any():
             raise InvalidRequestError(self._grammar.field, "no token of the target can follow the output so far")
-        self._allowed = allowed
+        # Next tokens [vocab].
+        self.allowed = allowed
 
 
 def too_slow(grammar: Grammar) -> InvalidRequestError:

@@ -125,7 +125,8 @@ class TargetModel:
         """Install `kernel` in the model, or by default attention in tensor operations, which supports every model."""
         self._threads = threads
         self.device = next(model.parameters()).device
-        self._model = model
+        # The Hugging Face model.
+        self.model = model
         self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact), attention_traits(model))
         self._graphs: PassGraphs | None = None
         self._masks: MaskRows | None = None
@@ -151,11 +152,6 @@ class TargetModel:
             raise IncompatibleError(f"{type(model).__name__} does not support replacing its attention")
         is_extended = bool(self._experts) or self.recurrent is not None or is_installed
         self._functions = EvenFunctions() if exact and is_extended else nullcontext()
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The Hugging Face model."""
-        return self._model
 
     def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
         """Replace the cache by an empty one of another size."""
@@ -206,7 +202,7 @@ class TargetModel:
     def can_split(self, plan: PassPlan) -> bool:
         """Whether a pass can return its logits in blocks of rows; captured passes cannot."""
         is_recorded = self._graphs is not None and self._graphs.padded(plan) is not None
-        return self._keeps_rows and self._model.base_model is not self._model and not is_recorded
+        return self._keeps_rows and self.model.base_model is not self.model and not is_recorded
 
     @torch.inference_mode()
     def forward_in_blocks(self, plan: PassPlan, most: int) -> Iterator[Tensor]:
@@ -216,7 +212,7 @@ class TargetModel:
         size = max([size for size in padded_sizes(most, self.row_multiple) if size <= most] or [self.row_multiple])
         kept = replace(plan, wants_states=False)
         try:
-            with KeptBody(self._model), self.layer_states if plan.wants_states else nullcontext() as states:
+            with KeptBody(self.model), self.layer_states if plan.wants_states else nullcontext() as states:
                 for start in range(0, len(plan.logit_rows), size):
                     rows = replace(kept, logit_rows=plan.logit_rows[start : start + size])
                     (logits,) = self._run_eagerly(rows)
@@ -250,7 +246,7 @@ class TargetModel:
             if self._masks is not None:
                 self._masks.end()
         if any(len(output) != len(forward.plan.logit_rows) for output in outputs):
-            raise IncompatibleError(f"{type(self._model).__name__} does not call its output layer as others do")
+            raise IncompatibleError(f"{type(self.model).__name__} does not call its output layer as others do")
         return self._taken(outputs), forward
 
     def take_states(self) -> HalfArray | None:
@@ -271,7 +267,7 @@ class TargetModel:
         Raises:
             IncompatibleError: the head does not match the model.
         """
-        self._pruned = PrunedLayers(self._model, head, self.row_multiple)
+        self._pruned = PrunedLayers(self.model, head, self.row_multiple)
         if self.layers is not None:
             self.layers.cut(head.layer)
 
@@ -293,7 +289,7 @@ class TargetModel:
             IncompatibleError: the model's layers are not found.
         """
         if self._layer_states is None:
-            layers = default_feature_layers(self._model.config.get_text_config().num_hidden_layers)
+            layers = default_feature_layers(self.model.config.get_text_config().num_hidden_layers)
             self.show_layers(layers)
             assert self._layer_states is not None
         return self._layer_states
@@ -304,7 +300,7 @@ class TargetModel:
         Raises:
             IncompatibleError: the model's layers are not found.
         """
-        self._layer_states = LayerStates(self._model, layers)
+        self._layer_states = LayerStates(self.model, layers)
         self._layer_states.calls = self.layers
 
     def adapt(self, adapter: SpaceAdapter) -> None:
@@ -313,7 +309,7 @@ class TargetModel:
         Raises:
             IncompatibleError: the adapter does not match the model.
         """
-        self._masks = MaskRows(self._model, adapter)
+        self._masks = MaskRows(self.model, adapter)
 
     def record_passes(self, graphs: PassGraphs | None) -> None:
         """Capture and replay passes of the sizes of `graphs`, or none if None."""
@@ -347,7 +343,7 @@ class TargetModel:
             if time.monotonic() - started_s > limit_s:
                 break
             self.set_threads_for(size)
-            prepare_rows(self._model, size)
+            prepare_rows(self.model, size)
             num_met += 1
         return num_met
 
@@ -417,7 +413,7 @@ class TargetModel:
                 raise IncompatibleError("a pass has masks, and the target has no adapter for them")
             inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
         with self._functions:
-            output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
+            output = self.model(**inputs, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
         return (logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows),)
 

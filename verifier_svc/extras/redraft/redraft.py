@@ -201,7 +201,8 @@ class RedraftPace:
 
     def __init__(self) -> None:
         self._gain = _FIRST_GAIN
-        self._hit_rate = _FIRST_HIT_RATE
+        # Acceptance rate of a re-draft's first position.
+        self.hit_rate = _FIRST_HIT_RATE
         self._pause = 0
 
     @property
@@ -214,11 +215,6 @@ class RedraftPace:
         """Expected tokens of a round with a re-draft."""
         return 1 + self._gain
 
-    @property
-    def hit_rate(self) -> float:
-        """Acceptance rate of a re-draft's first position."""
-        return self._hit_rate
-
     def round_over(self) -> None:
         """Count a round without masks that could have had them."""
         self._pause = max(0, self._pause - 1)
@@ -226,6 +222,6 @@ class RedraftPace:
     def verified(self, num_accepted: int) -> None:
         """Count a round that verified a re-draft."""
         self._gain += _MEAN_RATE * (num_accepted - self._gain)
-        self._hit_rate += _MEAN_RATE * ((num_accepted > 0) - self._hit_rate)
+        self.hit_rate += _MEAN_RATE * ((num_accepted > 0) - self.hit_rate)
         if self._gain < _LEAST_GAIN:
             self._pause = _PAUSE
