@@ -28,11 +28,14 @@ from verifier_svc.training.early_exit import (
     EarlyExitRecipe,
     FrozenTarget,
     HeadModule,
+    Values,
+    calibrate,
+    collect,
     final_norm,
+    measure,
     self_normalised_loss,
     train_early_exit,
 )
-from verifier_svc.training.early_exit_report import Values, calibrate, collect, measure
 
 NewModel = Callable[[str], PreTrainedModel]
 RECIPE = EarlyExitRecipe(layer=1, rank=4, steps=30, rows=4, length=32, learning_rate=0.02, held_out_windows=16)

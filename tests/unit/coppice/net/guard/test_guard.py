@@ -18,8 +18,7 @@ import pytest
 import trustme
 
 from coppice.net import frames
-from coppice.net.guard.guard import Guard
-from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.guard.guarded_server import Guard, GuardedServer
 from coppice.net.guard.limits import GuardLimits
 from coppice.net.guard.pending import BeginsCalls, PendingCalls
 from tests import certificates
