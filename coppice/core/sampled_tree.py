@@ -77,11 +77,6 @@ class SampledTree:
             children[parent + 1].append(node)
         return tuple(map(tuple, children))
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether no node, nor the root, has more than one child."""
-        return all(len(children) <= 1 for children in self.children)
-
     def draws(self, node: int) -> Iterator[tuple[int, DraftDistribution]]:
         """Children of a node (or ROOT) in order, each with the distribution that it was drawn from."""
         distribution = self.distributions[node + 1]

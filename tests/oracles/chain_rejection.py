@@ -36,5 +36,5 @@ def check_chain(tree: SampledTree) -> None:
     Raises:
         InvalidTreeError: the tree branches.
     """
-    if not tree.is_chain:
+    if any(len(children) > 1 for children in tree.children):
         raise InvalidTreeError("this acceptance rule is for chains, and the tree branches")

@@ -68,9 +68,6 @@ class Experiment(Generic[Arm, Load]):
             for arm in in_turn(arms, run + number):
                 yield Turn(arm, self.loads[number], run)
 
-    def __len__(self) -> int:
-        return len(self.arms) * len(self.loads) * self.num_runs
-
 
 class Samples(tuple[Sample, ...]):
     """Samples of an experiment, in the order measured. Fields are those of the samples; `run` is one of them."""

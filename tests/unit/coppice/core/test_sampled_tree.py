@@ -42,9 +42,6 @@ def test_paths_and_children_follow_the_parents() -> None:
     assert tree.path(2) == (0, 2)
     assert tree.path(ROOT) == ()
     assert tree.children == ((0, 1, 3), (2,), (), (), ())
-    assert not tree.is_chain
-    assert SampledTree((7, 5), (ROOT, 0), (ROOT_DRAFT, INNER_DRAFT, None)).is_chain
-    assert SampledTree((), (), (None,)).is_chain
 
 
 @pytest.mark.parametrize(
