@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,7 +199,7 @@ def peers(
 
     from coppice.lab.bench.peers.figures import HUMANEVAL
     from coppice.lab.bench.peers.hard import hard_prompts
-    from coppice.lab.bench.peers.suite import PEERS, SHOWN, PeersPlan, PeersSuite, measure_peers
+    from coppice.lab.bench.peers.suite import PEERS, SHOWN, PeersPlan, PeersSuite
     from coppice.lab.bench.prompts import PromptsError
 
     plan = PeersPlan(opt.choose_parts(others, PEERS, "--peers"), chosen_precisions, levels)
@@ -210,7 +209,7 @@ def peers(
     setup = options.setup(chosen, runs, max_tokens, temperatures)
     kinds = (*(one.kind for one in spec.drafters), *([HEAD_KIND] if spec.head else []))
     suite = PeersSuite(setup, kinds, small_lm, plan)
-    options.finish(asyncio.run(measure_peers(suite, spec)), SHOWN)
+    options.finish(measured(suite.run, spec), SHOWN)
 
 
 def passes(
@@ -271,7 +270,8 @@ def throughput(
 
     spec = options.topology(drafter)
     setup = options.setup(chosen, runs, max_tokens, (0.0,))
-    options.finish(measured(partial(measure_throughput, setup, levels), spec), SHOWN)
+    report = measured(lambda topology: measure_throughput(setup, levels, topology.address), spec)
+    options.finish(report, SHOWN)
 
 
 def load(
@@ -333,6 +333,7 @@ def load(
 
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
+    from coppice.lab.bench.services import free_port
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
     mixed = turns, leaving, is_lognormal
@@ -340,7 +341,9 @@ def load(
     setup = options.setup(chosen, runs, longest, (temperature,))
     suite = LoadSuite(setup, plan, shortest)
     spec = topology_spec(str(options.target), [drafter], threads=options.threads)
-    options.finish(opt.measured_over_http(suite.run, spec) if over_http else measured(suite.run, spec), SHOWN)
+    spec = replace(spec, http_port=asyncio.run(free_port()) if over_http else 0)
+    report = measured(lambda topology: suite.run(topology.address, topology.http_address), spec)
+    options.finish(report, SHOWN)
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:

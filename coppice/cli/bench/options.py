@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,26 +226,11 @@ def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:
     return temperatures
 
 
-def measured(measure: Callable[[str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
-    """The report of services as `spec` says, given their address."""
+def measured(measure: Callable[[Topology], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
+    """The report of services as `spec` says."""
     from coppice.lab.bench.services import measure_on, start_all
 
     return asyncio.run(measure_on(spec, start_all, measure))
-
-
-def measured_over_http(measure: Callable[[str, str], Coroutine[Any, Any, Report]], spec: TopologySpec) -> Report:
-    """The report of services as `spec` says and a gateway, given the orchestrator's address and the gateway's."""
-    from coppice.lab.bench.services import free_port, measure_on
-
-    async def start(topology: Topology) -> Topology:
-        await topology.start()
-        return topology
-
-    async def run() -> Report:
-        with_gateway = replace(spec, http_port=await free_port())
-        return await measure_on(with_gateway, start, lambda topology: measure(topology.address, topology.http_address))
-
-    return asyncio.run(run())
 
 
 def finish(report: Report, shown: Shown, out: Path) -> None:

@@ -312,13 +312,14 @@ async def measure_overload(setup: Setup, plan: OverloadPlan, spec: TopologySpec)
     """
     suite = OverloadSuite(setup, plan)
     if plan.max_token_ms is None:
-        alone_ms = await measure_on(spec, start_all, suite.alone)
+        alone_ms = await measure_on(spec, start_all, lambda topology: suite.alone(topology.address))
         plan = replace(plan, max_token_ms=round(plan.token_ratio * alone_ms, 3))
         suite = OverloadSuite(setup, plan, alone_ms)
     port = await free_port()
     bounds = {"MAX_TOKEN_MS": f"{plan.max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{plan.max_queue_wait_s:g}"}
     spec = replace(spec, settings=tuple({**bounds, "METRICS_PORT": str(port)}.items()))
-    return await measure_on(spec, start_all, replace(suite, metrics_url=f"http://{LOCAL}:{port}/metrics").run)
+    metered = replace(suite, metrics_url=f"http://{LOCAL}:{port}/metrics")
+    return await measure_on(spec, start_all, lambda topology: metered.run(topology.address))
 
 
 @dataclass(frozen=True, slots=True)

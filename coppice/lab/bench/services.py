@@ -47,10 +47,10 @@ async def measure_on(
         await topology.stop()
 
 
-async def start_all(topology: Topology) -> str:
-    """Start what the topology's specification says; returns the orchestrator's address."""
+async def start_all(topology: Topology) -> Topology:
+    """Start what the topology's specification says."""
     await topology.start()
-    return topology.address
+    return topology
 
 
 async def unless_one_fails(measuring: Coroutine[Any, Any, Result], *topologies: Topology) -> Result:

@@ -12,7 +12,6 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -226,7 +225,7 @@ async def measure_timeline(setup: Setup, spec: TopologySpec) -> Report:
     with tempfile.TemporaryDirectory() as name:
         directory, client = Path(name), Timeline(Path(name) / "client")
         spec = replace(spec, env={**spec.env, VARIABLE: name, "CACHE_DRAFTER": "false"})
-        await measure_on(spec, start_all, partial(_ask, setup, client))
+        await measure_on(spec, start_all, lambda topology: _ask(setup, client, topology.address))
         services = ("orchestrator", "drafter", "verifier")
         watched = Watched(client.events(), *(kept_events(directory, service) for service in services))
     requests = counted_rounds(watched)

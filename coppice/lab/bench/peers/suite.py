@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from coppice.cli.child import ChildError
-from coppice.cli.topology import Topology, TopologySpec, running
+from coppice.cli.topology import Topology
 from coppice.client import Client
 from coppice.lab.bench import comparison
 from coppice.lab.bench.client import (
@@ -40,7 +40,6 @@ from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.peers.figures import APART, Measured, absences, kind_rows, peer_ratios
 from coppice.lab.bench.peers.server import LLAMA_CPP, OPENVINO, Engine, exported, serving
 from coppice.lab.bench.precisions import Precision, served_in
-from coppice.lab.bench.services import unless_one_fails
 from coppice.lab.bench.throughput import IDENTICAL, measure_batches, throughput_rows
 from coppice.lab.bench.transformers_baseline import (
     LOOKUP,
@@ -230,12 +229,6 @@ class PeersSuite:
             for size in self.plan.concurrency:
                 taken += await measure_batches(contenders, prompts, plan, size, range(plan.num_runs), advance)
         return Samples(taken)
-
-
-async def measure_peers(suite: PeersSuite, spec: TopologySpec) -> Report:
-    """Start a topology, measure, and stop everything; raises what the suite does, and ChildError for lost services."""
-    async with running(spec) as topology:
-        return await unless_one_fails(suite.run(topology), topology)
 
 
 def peers_report(
