@@ -58,7 +58,10 @@ class HeadSizes(NamedTuple):
 
 
 class LoadedHead:
-    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`. For one thread."""
+    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`. For one thread.
+
+    Its sequences may each be on another.
+    """
 
     def __init__(
         self,
