@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from coppice.client import Options, RequestFailedError
+from coppice.client import Options
 from coppice.core.errors import IncompatibleError
-from coppice.core.tree import TokenTree
 from coppice.draft_models.eagle.sequence import EagleSequence
 from tests.eagle_checkpoints import eagle_settings, eagle_tensors, write_eagle, write_tiny_eagle
 from tests.integration.test_block_drafters import check_tokens, client_of
@@ -23,7 +21,6 @@ from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import sequence
 from verifier_svc.engine.pass_cost import PassCost
-from verifier_svc.extras.head.draft_threads import DraftThreads
 from verifier_svc.extras.head.head import HeadSettings
 from verifier_svc.model.loading import load_probed_target
 
@@ -68,7 +65,7 @@ def loaded(target: Path, head: Path, **settings: Any) -> Pair:
 def always(head: HeadSettings | None) -> HeadSettings:
     """The same head, which drafts whatever that costs, nodes that are hardly likely as well."""
     assert head is not None
-    return HeadSettings(head.head, head.max_nodes, head.max_prompt_features, UnknownCost(), DraftThreads(2))
+    return HeadSettings(head.head, head.max_nodes, head.max_prompt_features, UnknownCost())
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +97,7 @@ async def test_garbage_states_change_no_token_and_stay_with_their_sequence(
     assert after.speculation.draft_tokens == sound.speculation.draft_tokens
 
 
-async def test_many_at_once_and_requests_of_every_kind_have_their_own_drafts(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafting: set[int] = set()
-    draft = EagleSequence.draft
-
-    def watched(one: EagleSequence, *arguments: Any, **settings: Any) -> TokenTree:
-        drafting.add(threading.get_ident())
-        return draft(one, *arguments, **settings)
-
-    monkeypatch.setattr(EagleSequence, "draft", watched)
+async def test_many_at_once_and_requests_of_every_kind_have_their_own_drafts(pair: Pair) -> None:
     options = [
         Options(temperature=number % 3 / 2, seed=number, max_tokens=12 + number, ignore_eos=True, speculation=KIND)
         for number in range(8)
@@ -121,31 +108,6 @@ async def test_many_at_once_and_requests_of_every_kind_have_their_own_drafts(
             off = await client.generate(PROMPT, replace(one, speculation="off"))
             assert output.token_ids == off.token_ids
             assert output.speculation.draft_tokens > 0
-    assert len(drafting) == 2
-
-
-async def test_a_draft_that_fails_ends_its_own_request_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = EagleSequence.draft
-
-    def failing(one: EagleSequence, *arguments: Any, **settings: Any) -> TokenTree:
-        if len(one._prompt) > len(PROMPT):
-            raise ValueError("of this one")
-        return draft(one, *arguments, **settings)
-
-    monkeypatch.setattr(EagleSequence, "draft", failing)
-    prompts = [PROMPT, [*PROMPT, 7], PROMPT, [*PROMPT, 8], PROMPT]
-    async with client_of(pair) as client:
-        off = await client.generate(PROMPT, replace(OPTIONS, speculation="off"))
-        outputs = await asyncio.gather(
-            *(client.generate(prompt, replace(OPTIONS, speculation=KIND)) for prompt in prompts),
-            return_exceptions=True,
-        )
-    for prompt, output in zip(prompts, outputs, strict=True):
-        if len(prompt) > len(PROMPT):
-            assert isinstance(output, RequestFailedError)
-        else:
-            assert not isinstance(output, BaseException)
-            assert output.token_ids == off.token_ids
 
 
 async def test_of_the_prompt_it_is_told_too_and_of_nothing_while_no_draft_may_pay(

@@ -7,10 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
-from coppice.core.tree import TokenTree
 from coppice.obs.timeline import Timeline
 from verifier_svc.engine.counts import EngineCounts
 from verifier_svc.engine.open_sequences import Command, OpenSequences
@@ -184,9 +182,6 @@ class Engine:
         """End the round of every sequence of a pass."""
         parts = zip(finished.batch, finished.result.parts, strict=True)
         outcomes = [self._end_round(share, part, finished) for share, part in parts]
-        self._draft(finished.batch, outcomes)
-        for share, outcome in zip(finished.batch, outcomes, strict=True):
-            self._report_round(share, outcome, finished)
         self.counts.rounds_over(finished.plan, finished.result.num_pruned, [one for one in outcomes if one is not None])
         if all(share.num_pending == 1 for share in finished.batch):
             for own in (self._info.lookup, self._info.head):
@@ -196,35 +191,15 @@ class Engine:
         self._report_load(finished)
 
     def _end_round(self, share: RowAllotment, part: PassPart, finished: FinishedPass) -> RoundOutcome | None:
-        """Outcome of a round, without its draft; None for part of a prompt, and for a failed sequence."""
-        sequence, ended_s = share.sequence, finished.ended_s
+        """Outcome of a round; None for part of a prompt, and for a failed sequence."""
+        key, sequence, ended_s = share.key, share.sequence, finished.ended_s
         waited_s = finished.started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-        return self._sequences.alone(
-            share.key, lambda: sequence.finish_round(part, ended_s, waited_s, len(finished.batch))
+        outcome = self._sequences.alone(
+            key, lambda: sequence.finish_round(part, ended_s, waited_s, len(finished.batch))
         )
-
-    def _draft(self, batch: list[RowAllotment], outcomes: list[RoundOutcome | None]) -> None:
-        """Add the head's drafts, made at the same time, to outcomes; a sequence whose draft fails gets None."""
-        begun = [
-            (number, outcome, job)
-            for number, outcome in enumerate(outcomes)
-            if outcome is not None and (job := batch[number].sequence.take_draft_job()) is not None
-        ]
-        if not begun or self._info.head is None:
-            return
-        drafts = self._info.head.threads.run([job for _, _, job in begun])
-        for (number, outcome, _), draft in zip(begun, drafts, strict=True):
-            outcomes[number] = self._add_draft(batch[number], outcome, draft)
-
-    def _add_draft(self, share: RowAllotment, outcome: RoundOutcome, draft: Future[TokenTree]) -> RoundOutcome | None:
-        return self._sequences.alone(share.key, lambda: share.sequence.add_own_draft(outcome, draft.result()))
-
-    def _report_round(self, share: RowAllotment, outcome: RoundOutcome | None, finished: FinishedPass) -> None:
-        """Send a round's outcome, and go on with its sequence."""
-        key, sequence = share.key, share.sequence
         if outcome is None:
             self._show_prompt(share)
-            return
+            return None
         event = OutcomeEvent(
             key.sequence_id,
             outcome,
@@ -237,11 +212,12 @@ class Engine:
         self._outbox.put(key.stream, event)
         if outcome.finish is not None:
             self._sequences.finish(key, outcome.finish.reason.value)
-            return
+            return outcome
         # After the first token, which does not wait for it.
         self._show_prompt(share)
         if sequence.residence.is_outgrown:
             self.scheduler.restart(key)
+        return outcome
 
     def _show_prompt(self, share: RowAllotment) -> None:
         """Send the states of the part of a prompt that the pass has read, if they are wanted."""

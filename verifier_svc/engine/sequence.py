@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampling import SamplingParams, StoppingOptions
@@ -20,7 +20,6 @@ from verifier_svc.engine.prompt_states import PromptStates
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
-from verifier_svc.extras.head.draft_threads import DraftJob
 from verifier_svc.extras.own_drafts import OwnDrafts
 from verifier_svc.extras.pruning.rows import surviving_part
 from verifier_svc.extras.redraft.groups import MaskShape
@@ -159,7 +158,6 @@ class Sequence:
         redraft = info.redraft if drafts_itself else None
         self._redrafter = Redrafter(redraft, spec.max_redraft_nodes, spec.sampling.temperature)
         self._own: OwnDrafts | None = None
-        self._draft_job: DraftJob | None = None
         if drafts_itself and (spec.max_lookup_nodes or spec.max_head_nodes):
             self._own = OwnDrafts(
                 spec.prompt, spec.sampling, info.lookup, spec.max_lookup_nodes, info.head, spec.max_head_nodes
@@ -363,7 +361,7 @@ class Sequence:
         else:
             num_accepted = len(nodes) if planned.origin is DraftOrigin.REDRAFT else None
             self._own.committed(accepted.token_ids, features, num_accepted)
-            redraft = EMPTY_TREE if verified.finish is not None else self._look_up(self._own, num_sequences)
+            redraft = EMPTY_TREE if verified.finish is not None else self._draft_own(self._own, num_sequences)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -381,17 +379,6 @@ class Sequence:
             pruned_nodes=len(whole.tree) - len(rows.tree),
             features=features if self._wants_features else b"",
         )
-
-    def take_draft_job(self) -> DraftJob | None:
-        """Job of the head for the next round, on any thread; None without one. Once a round."""
-        job, self._draft_job = self._draft_job, None
-        return job
-
-    def add_own_draft(self, outcome: RoundOutcome, tree: TokenTree) -> RoundOutcome:
-        """Add the tree of the round's job to the mailbox, and to its outcome."""
-        if len(tree):
-            self.mailbox.put_redraft(tree)
-        return replace(outcome, redraft=tree)
 
     def take_prompt_states(self) -> PromptStates | None:
         """States of the prompt that the last pass computed, if wanted; once."""
@@ -424,17 +411,14 @@ class Sequence:
             self.mailbox.put_redraft(redraft)
         return redraft
 
-    def _look_up(self, own: OwnDrafts, num_sequences: int) -> TokenTree:
-        """Add what is looked up to the mailbox, unless it has a draft or a head is to make a better one."""
+    def _draft_own(self, own: OwnDrafts, num_sequences: int) -> TokenTree:
+        """Make a draft for the next round, unless there is one, and add it to the mailbox; may be empty."""
         if self.mailbox.is_fresh:
             return EMPTY_TREE
-        found = own.look_up(self.tokens, num_sequences)
-        self._draft_job = own.head_job(found, num_sequences)
-        if self._draft_job is not None:
-            return EMPTY_TREE
-        if len(found):
-            self.mailbox.put_redraft(found)
-        return found
+        tree = own.draft(self.tokens, num_sequences)
+        if len(tree):
+            self.mailbox.put_redraft(tree)
+        return tree
 
     def _learn_from_wait(self, planned: _Round, waited_s: float) -> None:
         """Update the linger, except after a (re)start, when rounds do not wait.

@@ -6,18 +6,17 @@ there before. Nothing of this decides on a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import partial
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from verifier_svc.extras.head.draft_threads import DraftJob
 from verifier_svc.extras.head.head import HeadDrafts, HeadSettings
 from verifier_svc.extras.lookup.lookup import LookupSettings, PromptLookup
 
 
 class OwnDrafts:
-    """Drafts of one sequence. Used on the engine's thread, but for the head's jobs."""
+    """Drafts of one sequence. Used on the engine's thread."""
 
     def __init__(
         self,
@@ -57,19 +56,10 @@ class OwnDrafts:
         if self._head is not None:
             self._head.committed(token_ids, features, num_accepted)
 
-    def look_up(self, tokens: Sequence[int], num_sequences: int) -> TokenTree:
+    def draft(self, tokens: Sequence[int], num_sequences: int) -> TokenTree:
         """A tree after all committed `tokens`, for a pass that so many sequences share; empty where none pays."""
-        return EMPTY_TREE if self._lookup is None else self._lookup.draft(tokens, num_sequences)
-
-    def head_job(self, found: TokenTree, num_sequences: int) -> DraftJob | None:
-        """Job of the head, which gives what was `found` if it makes no tree; None where the head is not asked."""
-        if self._head is None or found.expected_tokens >= self._head.expected:
-            return None
-        job = self._head.job(num_sequences)
-        return None if job is None else partial(_better, job, found)
-
-
-def _better(job: DraftJob, found: TokenTree) -> TokenTree:
-    """The job's tree, or what was found if it has none."""
-    drafted = job()
-    return drafted if len(drafted) else found
+        found = EMPTY_TREE if self._lookup is None else self._lookup.draft(tokens, num_sequences)
+        if self._head is None or sum(map(math.exp, found.path_log_probs)) >= self._head.expected:
+            return found
+        drafted = self._head.draft(num_sequences)
+        return drafted if len(drafted) else found

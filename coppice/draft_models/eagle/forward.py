@@ -186,9 +186,8 @@ class RotaryTable:
     def _fill(self, count: int) -> None:
         angles = torch.outer(torch.arange(count).double(), self.rotary.inv_freq.double().cpu())
         scale = float(self.rotary.attention_scaling)
-        self.signed_sin = torch.cat([-angles.sin(), angles.sin()], -1).mul(scale).float()
-        # Last: by its length other threads see how far both reach.
         self.cos = torch.cat([angles.cos(), angles.cos()], -1).mul(scale).float()
+        self.signed_sin = torch.cat([-angles.sin(), angles.sin()], -1).mul(scale).float()
 
 
 class TorchEagle:

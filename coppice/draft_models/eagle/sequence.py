@@ -58,10 +58,7 @@ class HeadSizes(NamedTuple):
 
 
 class LoadedHead:
-    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`. For one thread.
-
-    Its sequences may each be on another.
-    """
+    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`. For one thread."""
 
     def __init__(
         self,

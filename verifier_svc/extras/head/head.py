@@ -1,24 +1,23 @@
 """Drafts of an EAGLE-3 head (2503.01840) in the verifier's own process, made as soon as a token is chosen.
 
 A drafter elsewhere gets the target's states over the network and sends a tree back: four hops of a round. Here there
-are none, and the states are at hand. In return passes wait for drafts, those of several sequences at the same time:
-whether they pay is estimated before each, and counted. Nothing of this decides on a token.
+are none, and the states are at hand. In return drafts take the time of the engine's thread, for one sequence after the
+other: whether they pay is estimated before each, and counted. Nothing of this decides on a token.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.pass_cost import PassCost
-from verifier_svc.extras.head.draft_threads import DraftJob, DraftThreads
 
 # A draft has to promise so many times what it costs, and more for each further sequence of a pass: both are estimates,
 # and messages with more in them take other services' time.
@@ -43,6 +42,8 @@ _MOST_UNREAD = 64
 _ROUNDS_READ = 8
 # Sequences that may have drafts: each has the states of its prompt, and more than a few do not draft at once.
 _MOST_SEQUENCES = 16
+# A draft may take so many usual ones, else something else delayed it.
+_OUTLIER = 3.0
 
 
 class HeadSequence(Protocol):
@@ -69,6 +70,20 @@ class Head(Protocol):
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> HeadSequence:
         """Open a sequence."""
         ...
+
+
+class _DraftTime:
+    """Mean seconds of a draft; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        self._count += 1
+        if self._count > 1:
+            seconds = min(seconds, _OUTLIER * self.seconds)
+        self.seconds += max(_COMMON_RATE, 1 / self._count) * (seconds - self.seconds)
 
 
 class _Pauses:
@@ -117,9 +132,10 @@ class HeadSettings:
     max_nodes: int
     max_prompt_features: int = 0
     cost: PassCost = field(default_factory=PassCost)
-    threads: DraftThreads = field(default_factory=DraftThreads)
+    clock: Callable[[], float] = time.perf_counter
     # Of greedy requests, and of sampled ones.
     counted: tuple[_Counted, _Counted] = field(default_factory=lambda: (_Counted(), _Counted()))
+    time: _DraftTime = field(default_factory=_DraftTime)
     # Those that draft.
     open: weakref.WeakSet[HeadDrafts] = field(default_factory=weakref.WeakSet)
 
@@ -165,21 +181,20 @@ class HeadDrafts:
             self._num_own = _FADE * self._num_own + 1
         self._drafted = 0
 
-    def job(self, num_sequences: int) -> DraftJob | None:
-        """Job that drafts after all committed tokens, for a pass that so many sequences share; None if none pays.
-
-        On any thread; the tree may be empty.
-        """
-        return partial(self._draft, self._least(num_sequences)) if self._pays(num_sequences) else None
-
-    def _draft(self, least_probability: float) -> TokenTree:
+    def draft(self, num_sequences: int) -> TokenTree:
+        """A tree after all committed tokens, for a pass that so many sequences share; empty where none pays."""
+        if not self._pays(num_sequences):
+            return EMPTY_TREE
+        settings = self._settings
+        begun_s = settings.clock()
         for token_ids, features in self._unread:
             self._sequence.extend(token_ids, features)
         self._unread.clear()
         if self._sequence.read(max_pieces=1):
             # Of a long prompt; the other pieces are read in the next rounds.
             return EMPTY_TREE
-        tree = self._sequence.draft(self._max_nodes, least_probability=least_probability)
+        tree = self._sequence.draft(self._max_nodes, least_probability=self._least(num_sequences))
+        settings.time.add(settings.clock() - begun_s)
         self._drafted = len(tree)
         return tree
 
@@ -193,7 +208,8 @@ class HeadDrafts:
         plain_s, row_s = self._settings.cost.seconds(num_sequences)
         if plain_s <= 0:
             return True
-        needed = (_MARGIN + _FURTHER_MARGIN * (num_sequences - 1)) * self._seconds(num_sequences, row_s) / plain_s
+        draft_s = self._settings.time.seconds + self._counted.nodes * row_s
+        needed = (_MARGIN + _FURTHER_MARGIN * (num_sequences - 1)) * num_sequences * draft_s / plain_s
         if needed > _MOST_ACCEPTED:
             self.wants_features = self._counted.wants_features = False
             return False
@@ -217,9 +233,6 @@ class HeadDrafts:
         plain_s, row_s = self._settings.cost.seconds(num_sequences)
         if plain_s <= 0 or not math.isfinite(row_s):
             return _LEAST_PROBABILITY
-        price = row_s * num_sequences * (1 + self.expected) / (plain_s + self._seconds(num_sequences, row_s))
+        drafts_s = num_sequences * (self._counted.nodes * row_s + self._settings.time.seconds)
+        price = row_s * num_sequences * (1 + self.expected) / (plain_s + drafts_s)
         return max(_LEAST_PROBABILITY, _MARGIN * price)
-
-    def _seconds(self, num_sequences: int, row_s: float) -> float:
-        """Seconds that drafts of so many sequences and their rows take."""
-        return self._settings.threads.seconds(num_sequences) + num_sequences * self._counted.nodes * row_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 
@@ -19,7 +18,6 @@ from coppice.draft_models.eagle.target_rows import read_target_rows
 from coppice.search.tree_limits import TreeLimits
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import FeatureShape
-from verifier_svc.extras.head.draft_threads import DraftThreads
 from verifier_svc.extras.head.head import HeadSettings
 
 logger = logging.getLogger(__name__)
@@ -60,5 +58,4 @@ def load_own_head(
     own.warm_up()
     most = MOST_PROMPT_FEATURES if head.calibration.reads_prompt else 0
     logger.info("a head drafts up to %d nodes in this process", min(_MOST_NODES, config.max_nodes))
-    threads = DraftThreads(config.threads or os.cpu_count() or 1, clock)
-    return HeadSettings(own, min(_MOST_NODES, config.max_nodes), most, threads=threads)
+    return HeadSettings(own, min(_MOST_NODES, config.max_nodes), most, clock=clock)

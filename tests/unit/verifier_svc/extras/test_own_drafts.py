@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coppice.core.sampling import SamplingParams
-from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.extras.head.test_head_drafts import FakeHead, settings_of
 from verifier_svc.extras.head.head import HeadSettings
 from verifier_svc.extras.lookup.lookup import LookupSettings
@@ -20,14 +19,8 @@ def own(head: HeadSettings | None, lookup: LookupSettings | None) -> OwnDrafts:
     return OwnDrafts(PROMPT, GREEDY, lookup, 8, head, 8)
 
 
-def drafted(drafts: OwnDrafts, tokens: Sequence[int], num_sequences: int = 1) -> TokenTree:
-    found = drafts.look_up(tokens, num_sequences)
-    job = drafts.head_job(found, num_sequences)
-    return found if job is None else job()
-
-
 def sources(drafts: OwnDrafts, tokens: Sequence[int], num_sequences: int = 1) -> tuple[str, ...]:
-    return drafted(drafts, tokens, num_sequences).source_names
+    return drafts.draft(tokens, num_sequences).source_names
 
 
 def test_a_text_that_repeats_itself_is_looked_up_and_any_other_is_the_head_s() -> None:
@@ -43,15 +36,13 @@ def test_a_text_that_repeats_itself_is_looked_up_and_any_other_is_the_head_s() -
 def test_what_was_found_is_taken_where_the_head_does_not_pay() -> None:
     settings = settings_of(FakeHead(draft_s=1.0))
     drafts = own(settings, LookupSettings(8))
-    job = drafts.head_job(EMPTY_TREE, 1)
-    assert job is not None
-    settings.threads.run([job])
+    settings.time.add(1.0)
     assert sources(drafts, REPEATING[:11], num_sequences=2) == ("prompt-lookup",)
 
 
 def test_with_neither_there_are_none() -> None:
     drafts = own(None, None)
-    assert len(drafted(drafts, REPEATING)) == 0
+    assert len(drafts.draft(REPEATING, 1)) == 0
     assert (drafts.wants_features, drafts.max_prompt_features) == (False, 0)
     drafts.committed([1], b"", None)
     drafts.see_prompt(1, b"x")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from coppice.core.sampling import SamplingParams
-from coppice.core.tree import EMPTY_TREE, TokenTree, chain
-from verifier_svc.extras.head.draft_threads import DraftThreads
+from coppice.core.tree import TokenTree, chain
 from verifier_svc.extras.head.head import HeadDrafts, HeadSettings
 
 PROMPT = (1, 2, 3)
@@ -49,30 +46,18 @@ class FakeHead:
         return chain(range(max_nodes))
 
 
-class OneSequence(HeadDrafts):
-    """Makes its drafts at once."""
-
-    def __init__(self, settings: HeadSettings, prompt: Sequence[int], sampling: SamplingParams, max_nodes: int) -> None:
-        super().__init__(settings, prompt, sampling, max_nodes)
-        self._threads = settings.threads
-
-    def draft(self, num_sequences: int) -> TokenTree:
-        job = self.job(num_sequences)
-        return EMPTY_TREE if job is None else self._threads.run([job])[0].result()
-
-
 def settings_of(head: FakeHead, own_s: float = 0.008, row_s: float = 0.0005) -> HeadSettings:
-    settings = HeadSettings(head, 8, threads=DraftThreads(1, lambda: head.now_s))
+    settings = HeadSettings(head, 8, clock=lambda: head.now_s)
     for rows in (1, 9) * 40:
         settings.cost.add(rows, own_s + row_s * rows)
     return settings
 
 
-def open_all(settings: HeadSettings, count: int) -> list[OneSequence]:
-    return [OneSequence(settings, PROMPT, GREEDY, 8) for _ in range(count)]
+def open_all(settings: HeadSettings, count: int) -> list[HeadDrafts]:
+    return [HeadDrafts(settings, PROMPT, GREEDY, 8) for _ in range(count)]
 
 
-def rounds(drafts: OneSequence, count: int, num_accepted: int, num_sequences: int = 1) -> int:
+def rounds(drafts: HeadDrafts, count: int, num_accepted: int, num_sequences: int = 1) -> int:
     """Rounds with a draft, of which so many nodes are right each time."""
     number = 0
     for _ in range(count):
@@ -84,7 +69,7 @@ def rounds(drafts: OneSequence, count: int, num_accepted: int, num_sequences: in
 
 def test_it_drafts_every_round_while_that_pays() -> None:
     head = FakeHead()
-    drafts = OneSequence(settings_of(head), PROMPT, GREEDY, 8)
+    drafts = HeadDrafts(settings_of(head), PROMPT, GREEDY, 8)
     assert rounds(drafts, 100, num_accepted=2) == 100
     # The head is told of every round before the next draft.
     assert len(head.told) == 99
@@ -93,16 +78,16 @@ def test_it_drafts_every_round_while_that_pays() -> None:
 def test_a_head_that_is_never_right_is_hardly_asked() -> None:
     settings = settings_of(FakeHead())
     for _ in range(8):
-        rounds(OneSequence(settings, PROMPT, GREEDY, 8), 500, num_accepted=0)
-    assert rounds(OneSequence(settings, PROMPT, GREEDY, 8), 500, num_accepted=0) <= 3
+        rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 500, num_accepted=0)
+    assert rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 500, num_accepted=0) <= 3
     # What greedy requests have shown says nothing of sampled ones.
-    assert rounds(OneSequence(settings, PROMPT, SAMPLED, 8), 5, num_accepted=0) == 5
+    assert rounds(HeadDrafts(settings, PROMPT, SAMPLED, 8), 5, num_accepted=0) == 5
 
 
 def test_one_sequence_without_luck_pauses_by_itself_and_tries_again() -> None:
     settings = settings_of(FakeHead())
-    rounds(OneSequence(settings, PROMPT, GREEDY, 8), 300, num_accepted=2)
-    unlucky, lucky = (OneSequence(settings, PROMPT, GREEDY, 8) for _ in range(2))
+    rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 300, num_accepted=2)
+    unlucky, lucky = (HeadDrafts(settings, PROMPT, GREEDY, 8) for _ in range(2))
     number = 0
     for _ in range(100):
         number += rounds(unlucky, 1, num_accepted=0)
@@ -116,70 +101,21 @@ def test_it_does_not_draft_where_no_draft_could_pay(num_sequences: int) -> None:
     """Drafts for so many sequences take longer than the pass that they could save."""
     head = FakeHead(draft_s=0.004)
     settings = settings_of(head)
-    rounds(OneSequence(settings, PROMPT, GREEDY, 8), 10, num_accepted=2)
-    assert rounds(OneSequence(settings, PROMPT, GREEDY, 8), 300, 2, num_sequences) == 0
+    rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 10, num_accepted=2)
+    assert rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 300, 2, num_sequences) == 0
 
 
 def test_nodes_have_to_be_likelier_where_more_sequences_pay_for_their_rows() -> None:
     head = FakeHead(draft_s=0.0001)
-    drafts = OneSequence(settings_of(head), PROMPT, GREEDY, 8)
+    drafts = HeadDrafts(settings_of(head), PROMPT, GREEDY, 8)
     rounds(drafts, 5, 2, num_sequences=1)
     rounds(drafts, 5, 2, num_sequences=4)
     assert 0.02 <= head.least[0] < head.least[-1] < 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_drafts_of_a_pass_are_made_at_the_same_time(count: int) -> None:
-    threads = DraftThreads(count)
-    together = threading.Barrier(count)
-    trees = [chain([number]) for number in range(count)]
-
-    def job(tree: TokenTree) -> TokenTree:
-        together.wait(10)
-        return tree
-
-    assert [one.result() for one in threads.run([partial(job, tree) for tree in trees])] == trees
-
-
-def test_more_drafts_than_threads_are_all_made_and_an_error_is_one_draft_s() -> None:
-    def fails() -> TokenTree:
-        raise ValueError("of this one")
-
-    tree = chain([1])
-    results = DraftThreads(2).run([lambda: tree, fails, lambda: tree, lambda: tree, fails])
-    assert [one.exception() is None for one in results] == [True, False, True, True, False]
-    assert all(one.exception() or one.result() is tree for one in results)
-
-
-def test_drafts_take_the_time_of_as_many_as_a_thread_makes() -> None:
-    now_s = 0.0
-
-    def job() -> TokenTree:
-        nonlocal now_s
-        now_s += 0.002
-        return chain([1])
-
-    for count, expected in ((1, [0.002, 0.004, 0.008]), (2, [0.002, 0.002, 0.004]), (4, [0.002, 0.002, 0.002])):
-        threads = DraftThreads(count, lambda: now_s)
-        assert threads.seconds(4) == 0
-        threads.run([job])
-        # Reading a piece of a prompt tells nothing of drafts.
-        threads.run([lambda: EMPTY_TREE])
-        assert [threads.seconds(number) for number in (1, 2, 4)] == pytest.approx(expected)
-
-
-def test_drafts_on_more_threads_pay_where_those_one_after_the_other_do_not() -> None:
-    head = FakeHead(draft_s=0.003)
-    one, four = (settings_of(head, row_s=0.00005) for _ in range(2))
-    four = replace(four, threads=DraftThreads(4, lambda: head.now_s))
-    for settings, expected in ((one, False), (four, True)):
-        rounds(OneSequence(settings, PROMPT, GREEDY, 8), 3, num_accepted=2)
-        assert (OneSequence(settings, PROMPT, GREEDY, 8).job(4) is not None) == expected
-
-
 def test_a_long_prompt_is_read_a_piece_a_round() -> None:
     head = FakeHead()
-    drafts = OneSequence(settings_of(head), PROMPT, GREEDY, 8)
+    drafts = HeadDrafts(settings_of(head), PROMPT, GREEDY, 8)
     for first in range(5):
         drafts.see_prompt(first, b"")
     assert [rounds(drafts, 1, 2) for _ in range(6)] == [0, 0, 0, 0, 1, 1]
@@ -188,9 +124,9 @@ def test_a_long_prompt_is_read_a_piece_a_round() -> None:
 def test_what_was_long_ago_keeps_its_tokens_and_not_its_features() -> None:
     head = FakeHead(draft_s=1.0)
     settings = settings_of(head)
-    rounds(OneSequence(settings, PROMPT, GREEDY, 8), 2, 0)
+    rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 2, 0)
     head.told.clear()
-    drafts = OneSequence(settings, PROMPT, GREEDY, 8)
+    drafts = HeadDrafts(settings, PROMPT, GREEDY, 8)
     for number in range(100):
         assert len(drafts.draft(8)) == 0
         drafts.committed([number], b"x", None)
@@ -199,23 +135,23 @@ def test_what_was_long_ago_keeps_its_tokens_and_not_its_features() -> None:
 
 def test_features_are_wanted_only_where_a_draft_may_follow() -> None:
     settings = settings_of(FakeHead())
-    drafts = OneSequence(settings, PROMPT, GREEDY, 8)
+    drafts = HeadDrafts(settings, PROMPT, GREEDY, 8)
     rounds(drafts, 5, 2)
     assert drafts.wants_features
     rounds(drafts, 1, 2, num_sequences=64)
     # Nor are those of prompts, until load falls.
-    further = OneSequence(replace(settings, max_prompt_features=512), PROMPT, GREEDY, 8)
+    further = HeadDrafts(replace(settings, max_prompt_features=512), PROMPT, GREEDY, 8)
     assert (drafts.wants_features, further.wants_features, further.max_prompt_features) == (False, False, 0)
     rounds(drafts, 1, 2)
     assert drafts.wants_features
-    assert OneSequence(replace(settings, max_prompt_features=512), PROMPT, GREEDY, 8).max_prompt_features == 512
+    assert HeadDrafts(replace(settings, max_prompt_features=512), PROMPT, GREEDY, 8).max_prompt_features == 512
 
 
 def test_features_are_wanted_again_some_rounds_before_a_trial() -> None:
     settings = settings_of(FakeHead())
     for _ in range(40):
-        rounds(OneSequence(settings, PROMPT, GREEDY, 8), 100, num_accepted=0)
-    drafts = OneSequence(settings, PROMPT, GREEDY, 8)
+        rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 100, num_accepted=0)
+    drafts = HeadDrafts(settings, PROMPT, GREEDY, 8)
     wanted: list[bool] = []
     # From one trial to the next.
     for _ in range(2):
