@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from coppice.net import frames
-from coppice.net.frames import CANCEL, DATA, REFUSED_STREAM
+from coppice.net.frames import CANCEL, HEAD, REFUSED_STREAM
 from coppice.net.guard.limits import GuardLimits, Room
 from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.streams import HttpStream
@@ -20,6 +22,14 @@ LARGE_BYTES = 32768
 _SLOWEST_BYTES_PER_S = 65536
 # Clients with a smaller receive window get no call forwarded.
 _MIN_WINDOW_BYTES = 1024
+
+
+class _QueuedData(NamedTuple):
+    """A DATA frame of a forwarded call that waits for the server's window; `was_held` until the call was forwarded."""
+
+    flags: int
+    payload: bytes
+    was_held: bool
 
 
 class Calls:
@@ -52,8 +62,13 @@ class Calls:
         self.by_upstream: dict[int, int] = {}
         # Calls without a complete first message, in order of opening.
         self.incomplete: dict[int, HttpStream] = {}
+        # Bytes of DATA that the server takes on this connection. Window of held bytes is returned to the client before
+        # the server has it, so the client's own window does not bound what is forwarded.
+        self._server_window = frames.DEFAULT_WINDOW_BYTES
+        # DATA that waits for it, by the client's id; the calls take turns.
+        self._queued: dict[int, deque[_QueuedData]] = {}
         # Bytes of window that the guard has granted and the server will grant again.
-        self.granted = 0
+        self._granted = 0
 
     def hold(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
         """Keep a DATA frame until the call is forwarded; frames for the server are added to `out`."""
@@ -82,17 +97,56 @@ class Calls:
         self.release(number, stream, out)
 
     def release(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
-        """Forward a call: its headers and the DATA held."""
+        """Forward a call: its headers, and the DATA held as far as the server's window goes."""
         stream.upstream, self._next_upstream = self._next_upstream, self._next_upstream + 2
         self.by_upstream[stream.upstream] = number
         self._pending.passed(self.peer, stream.upstream)
         ends_at_once = stream.client_ended and not stream.frames
         out.append(frames.header_frames(stream.upstream, stream.headers or [], ends_stream=ends_at_once))
-        out += [frames.frame(DATA, flags, stream.upstream, payload) for flags, payload in stream.frames]
         out.append(frames.window_update(stream.upstream, stream.credit))
-        self.granted += stream.num_held
-        self._room.hold(self, -stream.num_held)
-        stream.headers, stream.frames, stream.num_held = None, [], 0
+        held, stream.headers, stream.frames = stream.frames, None, []
+        for flags, payload in held:
+            self._send(number, stream, _QueuedData(flags, payload, was_held=True), out)
+
+    def pass_data(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
+        """Forward a DATA frame of a forwarded call, as soon as the server's window permits."""
+        self._send(number, stream, _QueuedData(flags, payload, was_held=False), out)
+
+    def grant(self, num_bytes: int) -> int:
+        """Take a WINDOW_UPDATE of the server's connection; returns the bytes that the client has not been granted."""
+        self._server_window += num_bytes
+        out: list[bytes] = []
+        while self._queued:
+            number = next(iter(self._queued))
+            queue, stream = self._queued.pop(number), self.streams[number]
+            if len(queue[0].payload) > self._server_window:
+                self._queued = {number: queue, **self._queued}
+                break
+            self._write(stream, queue.popleft(), out)
+            if queue:
+                self._queued[number] = queue
+        self.to_server(b"".join(out))
+        known = min(num_bytes, self._granted)
+        self._granted -= known
+        return num_bytes - known
+
+    def _send(self, number: int, stream: HttpStream, data: _QueuedData, out: list[bytes]) -> None:
+        # An empty frame needs no window, but may not overtake its call's other frames.
+        is_blocked = self._queued if data.payload else number in self._queued
+        if is_blocked or len(data.payload) > self._server_window:
+            self._queued.setdefault(number, deque()).append(data)
+        else:
+            self._write(stream, data, out)
+
+    def _write(self, stream: HttpStream, data: _QueuedData, out: list[bytes]) -> None:
+        size = len(data.payload)
+        out.append(HEAD.pack(size << 8, data.flags, stream.upstream))
+        out.append(data.payload)
+        self._server_window -= size
+        if data.was_held:
+            self._granted += size
+            stream.num_held -= size
+            self._room.hold(self, -size)
 
     def free(self, stream: HttpStream) -> None:
         """Free the room of a call's large message."""
@@ -112,6 +166,10 @@ class Calls:
         stream = self.streams.pop(number)
         self.incomplete.pop(number, None)
         self.by_upstream.pop(stream.upstream, None)
+        if (unsent := self._queued.pop(number, None)) is not None:
+            self.give_back(sum(len(data.payload) for data in unsent if not data.was_held))
+            # The server may have answered before it had all, and would wait for the rest.
+            self.to_server(frames.reset(stream.upstream, CANCEL))
         self._pending.ended(self.peer, stream.upstream)
         self._room.hold(self, -stream.num_held)
         self.free(stream)
@@ -122,7 +180,7 @@ class Calls:
             self._pending.ended(self.peer, stream.upstream)
             self.free(stream)
             self._room.hold(self, -stream.num_held)
-        self.streams, self.by_upstream, self.incomplete = {}, {}, {}
+        self.streams, self.by_upstream, self.incomplete, self._queued = {}, {}, {}, {}
 
     def give_back(self, num_bytes: int) -> None:
         """Return window for bytes that the server never sees."""

@@ -1,7 +1,7 @@
 """Client side of a connection: frames are read, checked, charged, and forwarded as calls.
 
-Header blocks are decoded and re-encoded. Flow control is end to end, except for DATA that is not forwarded, whose
-window the guard returns.
+Header blocks are decoded and re-encoded. Flow control of streams is end to end. Of the connection, the guard returns
+the window of DATA that it holds or drops, and keeps within the server's (`Calls`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from coppice.net.frames import (
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     GOAWAY,
-    HEAD,
     HEAD_BYTES,
     HEADERS,
     MAX_WINDOW_BYTES,
@@ -175,8 +174,7 @@ class ClientFrames:
             self._calls.hold(number, stream, flags, payload, out)
 
     def _pass_on(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
-        out.append(HEAD.pack(len(payload) << 8, flags, stream.upstream))
-        out.append(payload)
+        self._calls.pass_data(number, stream, flags, payload, out)
         if stream.reserved and stream.messages.num_complete:
             self._calls.free(stream)
             self._calls.incomplete.pop(number, None)

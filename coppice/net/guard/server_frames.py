@@ -76,9 +76,7 @@ class ServerFrames:
             return self._goaway(payload)
         if kind == WINDOW_UPDATE:
             (amount,) = NUMBER.unpack(payload)
-            known = min(amount, self._calls.granted)
-            self._calls.granted -= known
-            return frames.window_update(0, amount - known)
+            return frames.window_update(0, self._calls.grant(amount))
         return frames.frame(kind, flags, 0, payload)
 
     def _goaway(self, payload: bytes) -> bytes:
