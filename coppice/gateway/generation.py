@@ -19,7 +19,7 @@ from coppice.gateway.errors import from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
 from coppice.gateway.tool_calls import AnswerParser, ForcedCall, PlainText, RequiredCall, TaggedCalls
-from coppice.gateway.translation import chat_request, completion_requests, renaming
+from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, renaming
 from coppice.gateway.upstream import Call, ServedModel
 from coppice.v1 import inference_pb2
 
@@ -44,7 +44,7 @@ class Generate(Endpoint):
     _wary_until_s = 0.0
 
     @abstractmethod
-    def requests(self, fields: Any, identity: str) -> list[inference_pb2.GenerateRequest]:
+    def requests(self, fields: Any, identity: str) -> CallRequests:
         """Requests of the contract, one per prompt.
 
         Raises:
@@ -71,7 +71,9 @@ class Generate(Endpoint):
         if asyncio.get_running_loop().time() < self._wary_until_s:
             await exchange.stays()
         model = await self._upstream.model_named(fields.model, metadata)
-        calls = [self._upstream.generate(request, metadata, timeout_s, exchange.client) for request in requests]
+        begin = partial(self._upstream.generate, requests.shared)
+        calls = [begin(prompt, metadata, timeout_s, exchange.client) for prompt in requests.prompts]
+        del requests, begin
         try:
             answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
             rename = renaming(fields)
@@ -93,7 +95,7 @@ class Completions(Generate):
     kind = CompletionFields
     form = AnswerForm("cmpl-", "text_completion", "text_completion")
 
-    def requests(self, fields: CompletionFields, identity: str) -> list[inference_pb2.GenerateRequest]:
+    def requests(self, fields: CompletionFields, identity: str) -> CallRequests:
         """Requests of the contract, one per prompt."""
         return completion_requests(fields, identity)
 
@@ -108,9 +110,9 @@ class ChatCompletions(Generate):
     kind = ChatFields
     form = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk")
 
-    def requests(self, fields: ChatFields, identity: str) -> list[inference_pb2.GenerateRequest]:
+    def requests(self, fields: ChatFields, identity: str) -> CallRequests:
         """The request of the contract."""
-        return [chat_request(fields, identity)]
+        return chat_requests(fields, identity)
 
     def choice(self, fields: ChatFields, index: int) -> AnswerChoice:
         """A choice without text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from coppice.client import ACCEPTANCE
@@ -50,7 +51,18 @@ _RENAMED = {
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 
-def completion_requests(fields: CompletionFields, request_id: str) -> list[inference_pb2.GenerateRequest]:
+@dataclass(frozen=True)
+class CallRequests:
+    """Serialized GenerateRequests of one body, each in two parts: what all have in common, and its own prompt.
+
+    Protocol Buffers merge messages whose bytes are joined.
+    """
+
+    shared: bytes
+    prompts: tuple[bytes, ...]
+
+
+def completion_requests(fields: CompletionFields, request_id: str) -> CallRequests:
     """One request for each prompt.
 
     Raises:
@@ -59,22 +71,21 @@ def completion_requests(fields: CompletionFields, request_id: str) -> list[infer
     prompts = fields.prompts
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise invalid("prompt", f"must be 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
-    requests = []
-    for prompt in prompts:
-        request = _request(fields, request_id)
-        if isinstance(prompt, str):
-            request.prompt = prompt
-        else:
-            request.token_ids.ids.extend(prompt)
-            request.token_ids.SetInParent()
-        if not request.stopping.HasField("max_tokens"):
-            request.stopping.max_tokens = max(DEFAULT_COMPLETION_TOKENS, fields.min_tokens or 0)
-        _ask_log_probs(request, fields.logprobs)
-        requests.append(request)
-    return requests
+    request = _request(fields, request_id)
+    if not request.stopping.HasField("max_tokens"):
+        request.stopping.max_tokens = max(DEFAULT_COMPLETION_TOKENS, fields.min_tokens or 0)
+    _ask_log_probs(request, fields.logprobs)
+    return CallRequests(request.SerializeToString(), tuple(map(_prompt, prompts)))
 
 
-def chat_request(fields: ChatFields, request_id: str) -> inference_pb2.GenerateRequest:
+def _prompt(prompt: str | list[int]) -> bytes:
+    """A request's part for one prompt."""
+    if isinstance(prompt, str):
+        return inference_pb2.GenerateRequest(prompt=prompt).SerializeToString()
+    return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt)).SerializeToString()
+
+
+def chat_requests(fields: ChatFields, request_id: str) -> CallRequests:
     """The request for a conversation.
 
     Raises:
@@ -87,7 +98,7 @@ def chat_request(fields: ChatFields, request_id: str) -> inference_pb2.GenerateR
     if fields.max_completion_tokens is not None:
         request.stopping.max_tokens = fields.max_completion_tokens
     _ask_log_probs(request, (fields.top_logprobs or 0) if fields.logprobs else None)
-    return request
+    return CallRequests(request.SerializeToString(), (b"",))
 
 
 def conversation(messages: Sequence[MessageFields], tools: Sequence[ToolFields]) -> inference_pb2.ChatMessages:

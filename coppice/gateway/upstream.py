@@ -70,16 +70,14 @@ class Upstream:
         for channel in self._channels.values():
             await channel.close()
 
-    def generate(
-        self, request: inference_pb2.GenerateRequest, metadata: Metadata, timeout_s: float, client: str
-    ) -> Call:
-        """Begin a generation for a client at this IP address."""
+    def generate(self, shared: bytes, prompt: bytes, metadata: Metadata, timeout_s: float, client: str) -> Call:
+        """Begin a generation for a client at this IP address; the serialized request is in two parts."""
         number = _channel_number(client)
         channel = self._channels.get(number)
         if channel is None:
             channel = self._channels[number] = self._open()
-        data = request.SerializeToString()
-        return channel.call(GENERATE, data, inference_pb2.GenerateResponse.FromString, metadata, timeout_s)
+        parse = inference_pb2.GenerateResponse.FromString
+        return channel.call(GENERATE, prompt, parse, metadata, timeout_s, shared, client)
 
     def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:
         """Begin to watch rounds, of one request or of all that the caller may see."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -39,14 +39,21 @@ class LoopCall(Generic[Message]):
         asyncio.CancelledError: it was cancelled here.
     """
 
-    def __init__(self, headers: Headers, request: bytes, parse: Callable[[bytes], Message]) -> None:
-        """Made by a channel; `parse` reads a message and raises ValueError."""
+    def __init__(
+        self, headers: Headers, request: Sequence[bytes], parse: Callable[[bytes], Message], client: str = ""
+    ) -> None:
+        """Made by a channel; `request` is in parts, and `parse` reads a message and raises ValueError.
+
+        `client` names the client whose turn it takes.
+        """
         self.headers = headers
-        self.request = request
+        self.client = client
+        # Kept until the server has answered: it may be sent again.
+        self._request = request
         # By servers that say that they have not looked at it.
         self.num_refusals = 0
         # What is not sent yet, and how much the server takes.
-        self.unsent = memoryview(request)
+        self.unsent = memoryview(b"")
         self.window = 0
         # Bytes of window that the server gets back once there is room.
         self.owed = 0
@@ -70,6 +77,10 @@ class LoopCall(Generic[Message]):
     def has_room(self) -> bool:
         """Whether the server may send more."""
         return self._num_unread < UNREAD_BYTES
+
+    def begin(self, window: int) -> None:
+        """Join the parts of the request, for a server that takes `window` bytes of it."""
+        self.unsent, self.window = memoryview(b"".join(self._request)), window
 
     def __aiter__(self) -> LoopCall[Message]:
         """The messages."""
@@ -99,6 +110,7 @@ class LoopCall(Generic[Message]):
 
     def receive(self, data: bytes) -> None:
         """Add bytes of messages."""
+        self._request = ()
         partial = self._partial
         partial += data
         while len(partial) >= PREFIX_BYTES:
@@ -134,6 +146,7 @@ class LoopCall(Generic[Message]):
         if self._end is not None:
             return
         self._end = end
+        self._request, self.unsent = (), memoryview(b"")
         if self.deadline is not None:
             self.deadline.cancel()
         self._wake()

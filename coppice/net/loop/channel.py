@@ -6,7 +6,6 @@ import asyncio
 import math
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from coppice.net.certificates import Certificates
 from coppice.net.frames import Headers
 from coppice.net.loop.call import PREFIX_BYTES, LoopCall
 from coppice.net.loop.connection import LoopConnection
+from coppice.net.loop.waiting import WaitingCalls
 
 Message = TypeVar("Message")
 
@@ -48,7 +48,7 @@ class LoopChannel:
         # With those whose servers take no more calls, while the last ones run.
         self._connections: set[LoopConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
-        self._waiting: deque[LoopCall[Any]] = deque()
+        self._waiting = WaitingCalls()
         self._is_closed = False
 
     def call(
@@ -58,14 +58,17 @@ class LoopChannel:
         parse: Callable[[bytes], Message],
         metadata: Sequence[tuple[str, str]] = (),
         timeout_s: float = math.inf,
+        shared: bytes = b"",
+        client: str = "",
     ) -> LoopCall[Message]:
-        """Begin a call of a method with one request; it is sent at once where there is a connection.
+        """Begin a call of a method with one request; it is sent once there is a connection with room.
 
-        `metadata` is printable ASCII; `parse` reads a message.
+        `metadata` is printable ASCII; `parse` reads a message. `shared` is the request's first part, which calls may
+        have in common. Calls of clients take turns by their name.
         """
         named = [(name.encode(), value.encode()) for name, value in metadata]
-        body = b"\0" + len(request).to_bytes(PREFIX_BYTES - 1, "big") + request
-        call = LoopCall(self._headers(path, timeout_s) + named, body, parse)
+        prefix = b"\0" + (len(shared) + len(request)).to_bytes(PREFIX_BYTES - 1, "big")
+        call = LoopCall(self._headers(path, timeout_s) + named, (prefix, shared, request), parse, client)
         if timeout_s < math.inf:
             call.deadline = asyncio.get_running_loop().call_later(timeout_s, _expire, call)
         self._begin(call)
@@ -101,8 +104,6 @@ class LoopChannel:
         if self._connection is not None and not self._connection.is_open:
             self._connection = None
         self._connections = {one for one in self._connections if not one.is_lost}
-        while self._waiting and self._waiting[0].has_ended:
-            self._waiting.popleft()
         if self._is_closed:
             self._fail_waiting("the channel is closed")
         if not self._waiting:
@@ -111,10 +112,8 @@ class LoopChannel:
             if self._connecting is None:
                 self._connecting = asyncio.create_task(self._connect(), name="connecting")
             return
-        while self._waiting and self._connection.has_place:
-            call = self._waiting.popleft()
-            if not call.has_ended:
-                self._connection.begin(call)
+        while (call := self._waiting.take(self._connection.may_begin)) is not None:
+            self._connection.begin(call)
 
     def _again(self, call: LoopCall[Any], reason: str) -> None:
         """Send a call again that a server has not looked at, after a moment: it may count some that have ended."""
@@ -125,8 +124,9 @@ class LoopChannel:
             asyncio.get_running_loop().call_later(_AGAIN_S * call.num_refusals, self._begin, call)
 
     def _begin(self, call: LoopCall[Any]) -> None:
-        self._waiting.append(call)
-        self._go_on()
+        if not call.has_ended:
+            self._waiting.add(call)
+            self._go_on()
 
     async def _connect(self) -> None:
         error: Exception | None = None
@@ -186,8 +186,7 @@ class LoopChannel:
         return context, self._certificates.server_name or self._host
 
     def _fail_waiting(self, reason: str) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
+        for call in self._waiting.take_all():
             call.fail(grpc.StatusCode.UNAVAILABLE, reason)
 
 

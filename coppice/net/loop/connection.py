@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ _WINDOW_BYTES = 1 << 20
 _LEAST_UPDATE_BYTES = 16 * 1024
 # Before the server has named its own number.
 _FIRST_MAX_CALLS = 100
+# A client may have this share of the places.
+_CLIENT_SHARE = 0.75
 _PING = b"coppice\0"
 _CODES = {
     CANCEL: grpc.StatusCode.CANCELLED,
@@ -65,6 +68,9 @@ class LoopConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, AnyCall] = {}
+        # Calls by client, and clients with a call that is not sent yet.
+        self._counts: Counter[str] = Counter()
+        self._sending: set[str] = set()
         self._next = 1
         self._max_calls = _FIRST_MAX_CALLS
         # Set by the server's settings, and by the end.
@@ -75,7 +81,8 @@ class LoopConnection(asyncio.Protocol):
         self._owed = 0
         # What may be sent: of all calls, and at first of a new one.
         self._window = self._first_window = frames.DEFAULT_WINDOW_BYTES
-        self._unsent: dict[AnyCall, None] = {}
+        # Calls whose request is not sent, with their numbers, in the order of their turns.
+        self._unsent: dict[AnyCall, int] = {}
         self._heard_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -89,10 +96,11 @@ class LoopConnection(asyncio.Protocol):
         """Whether it has ended."""
         return self._transport is None
 
-    @property
-    def has_place(self) -> bool:
-        """Whether one more call may be begun now."""
-        return self.is_open and len(self._calls) < self._max_calls
+    def may_begin(self, client: str) -> bool:
+        """Whether one more call of a client may be begun now: it has a place, and its last one is sent."""
+        if not self.is_open or len(self._calls) >= self._max_calls or client in self._sending:
+            return False
+        return self._counts[client] < max(1, _CLIENT_SHARE * self._max_calls)
 
     async def greeted(self) -> None:
         """Wait for the server's settings: what takes connections may yet be no server.
@@ -108,11 +116,15 @@ class LoopConnection(asyncio.Protocol):
         """Send a call."""
         number, self._next = self._next, self._next + 2
         self._calls[number] = call
-        call.unsent, call.window = memoryview(call.request), self._first_window
+        self._counts[call.client] += 1
+        call.begin(self._first_window)
         call.on_cancel = lambda: self._cancelled(number)
         call.on_room = lambda: self._return_window(number, call)
-        self._unsent[call] = None
-        self._write(frames.header_frames(number, call.headers, ends_stream=False) + self._sendable(number, call))
+        self._unsent[call] = number
+        self._sending.add(call.client)
+        self._write(frames.header_frames(number, call.headers, ends_stream=False))
+        while self._send_part(number, call):
+            pass
 
     def close(self) -> None:
         """End the connection and its calls."""
@@ -232,22 +244,34 @@ class LoopConnection(asyncio.Protocol):
     # Sending.
 
     def _go_on(self) -> None:
-        """Send what the windows have room for."""
-        numbers = {call: number for number, call in self._calls.items()} if self._unsent else {}
-        for call in list(self._unsent):
-            self._write(self._sendable(numbers[call], call))
+        """Send what the windows have room for, a frame of each call in turn."""
+        turns = deque(self._unsent.items())
+        while turns:
+            call, number = turns.popleft()
+            if self._send_part(number, call):
+                turns.append((call, number))
 
-    def _sendable(self, number: int, call: AnyCall) -> bytes:
-        """Frames of a call's request, as far as the windows go."""
-        out = []
-        while call.unsent and (size := min(len(call.unsent), MAX_FRAME_BYTES, self._window, call.window)) > 0:
-            part, call.unsent = call.unsent[:size], call.unsent[size:]
-            self._window -= size
-            call.window -= size
-            out.append(frames.frame(DATA, 0 if call.unsent else END_STREAM, number, bytes(part)))
-        if not call.unsent:
-            del self._unsent[call]
-        return b"".join(out)
+    def _send_part(self, number: int, call: AnyCall) -> bool:
+        """Send a frame of a call's request, as far as the windows go; whether there may be another."""
+        size = min(len(call.unsent), MAX_FRAME_BYTES, self._window, call.window)
+        if size <= 0:
+            return False
+        part, call.unsent = call.unsent[:size], call.unsent[size:]
+        self._window -= size
+        call.window -= size
+        self._write(frames.frame(DATA, 0 if call.unsent else END_STREAM, number, bytes(part)))
+        del self._unsent[call]
+        if call.unsent:
+            self._unsent[call] = number
+        else:
+            self._sent(call)
+        return bool(call.unsent)
+
+    def _sent(self, call: AnyCall) -> None:
+        """Let the client's next call begin."""
+        call.unsent = memoryview(b"")
+        self._sending.discard(call.client)
+        self._loop.call_soon(self._changed)
 
     def _return_window(self, number: int, call: AnyCall) -> None:
         if call.owed >= _LEAST_UPDATE_BYTES and number in self._calls:
@@ -266,12 +290,13 @@ class LoopConnection(asyncio.Protocol):
             self._write(frames.reset(number, CANCEL))
 
     def _forget(self, number: int) -> AnyCall:
-        was_full = not self.has_place
         call = self._calls.pop(number)
-        self._unsent.pop(call, None)
+        self._counts -= Counter((call.client,))
+        if self._unsent.pop(call, None) is not None:
+            self._sending.discard(call.client)
         if self._is_leaving and not self._calls:
             self._hang_up("the server is stopping")
-        elif was_full:
+        else:
             self._loop.call_soon(self._changed)
         return call
 

@@ -9,13 +9,17 @@ import pytest
 
 from coppice.gateway.errors import ApiError
 from coppice.gateway.fields import ChatFields, CompletionFields, parse
-from coppice.gateway.translation import chat_request, completion_requests, renaming
+from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, renaming
 from coppice.v1 import inference_pb2
 
 
 def completion(**fields: object) -> inference_pb2.GenerateRequest:
-    [request] = completion_requests(parsed(**fields), "id")
-    return request
+    return only(completion_requests(parsed(**fields), "id"))
+
+
+def only(requests: CallRequests) -> inference_pb2.GenerateRequest:
+    [prompt] = requests.prompts
+    return inference_pb2.GenerateRequest.FromString(requests.shared + prompt)
 
 
 def parsed(**fields: object) -> CompletionFields:
@@ -72,12 +76,25 @@ def test_log_probabilities_are_asked_for_in_the_terms_of_each_api() -> None:
     assert not completion().response.HasField("top_log_probs")
     assert completion(logprobs=0).response.HasField("top_log_probs")
     assert completion(logprobs=3).response.top_log_probs == 3
-    assert not chat_request(chat(logprobs=False), "id").response.HasField("top_log_probs")
-    assert chat_request(chat(logprobs=True), "id").response.HasField("top_log_probs")
-    assert chat_request(chat(logprobs=True, top_logprobs=2), "id").response.top_log_probs == 2
+    assert not only(chat_requests(chat(logprobs=False), "id")).response.HasField("top_log_probs")
+    assert only(chat_requests(chat(logprobs=True), "id")).response.HasField("top_log_probs")
+    assert only(chat_requests(chat(logprobs=True, top_logprobs=2), "id")).response.top_log_probs == 2
 
 
 def test_two_grammars_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="guided_regex: excludes response_format") as caught:
         completion(response_format={"type": "json_object"}, guided_regex="a")
     assert caught.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize("prompts", [["a", "b", ""], [[1, 300], [2], []]])
+def test_the_requests_of_many_prompts_have_one_copy_of_their_other_fields(prompts: list[str] | list[list[int]]) -> None:
+    regex, biases = "(a|b)" * 5000, {str(token): 0.5 for token in range(1000)}
+    requests = completion_requests(parsed(prompt=prompts, guided_regex=regex, logit_bias=biases), "id")
+    assert sum(map(len, requests.prompts)) < 100
+    for prompt, own in zip(prompts, requests.prompts, strict=True):
+        whole = inference_pb2.GenerateRequest.FromString(requests.shared + own)
+        assert whole.sampling.grammar.regex == regex
+        assert len(whole.sampling.logit_bias) == 1000
+        assert (whole.prompt if isinstance(prompt, str) else list(whole.token_ids.ids)) == prompt
+        assert whole.WhichOneof("input") == ("prompt" if isinstance(prompt, str) else "token_ids")

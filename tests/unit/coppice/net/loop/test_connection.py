@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any, cast
 
 import grpc
@@ -55,7 +56,7 @@ class Peer:
         self.connection = LoopConnection(self._changed, lambda call, _: self.again.append(call), 30.0, 10.0)
         self.wire = Wire()
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
-        self.call: LoopCall[bytes] = LoopCall([(b":path", b"/x")], request, bytes)
+        self.call: LoopCall[bytes] = LoopCall([(b":path", b"/x")], (request,), bytes)
         self.connection.begin(self.call)
 
     def _changed(self) -> None:
@@ -127,6 +128,63 @@ async def test_a_request_waits_for_the_windows_of_the_connection_and_of_the_call
     sent += peer.sent(DATA)
     assert b"".join(payload for *_, payload in sent) == request
     assert [bool(flags & END_STREAM) for flags, *_ in sent] == [False] * (len(sent) - 1) + [True]
+
+
+def call_of(client: str, request: bytes) -> LoopCall[bytes]:
+    return LoopCall([(b":path", b"/x")], (request,), bytes, client)
+
+
+async def test_a_client_with_much_to_send_waits_for_its_own_and_others_send_in_turn() -> None:
+    peer = Peer(message(b""))
+    for client in ("much", "more"):
+        assert peer.connection.may_begin(client)
+        peer.connection.begin(call_of(client, message(bytes(400_000))))
+        # One of its requests is under way at a time.
+        assert not peer.connection.may_begin(client)
+    assert peer.connection.may_begin("small")
+    peer.connection.begin(call_of("small", message(b"small")))
+    small = FIRST + 6
+    peer.wire.take()
+    # Each gets a frame, and the small one has all it needs.
+    peer.says(*(frames.window_update(number, 500_000) for number in (FIRST + 2, FIRST + 4)))
+    peer.says(frames.window_update(0, 3 * frames.MAX_FRAME_BYTES))
+    assert {number for _, number, _ in peer.sent(DATA)} == {FIRST + 2, FIRST + 4, small}
+    peer.says(frames.window_update(0, 1_000_000))
+    assert peer.connection.may_begin("much")
+
+
+async def test_a_client_has_three_quarters_of_the_places_at_most() -> None:
+    peer = Peer(message(b""))
+    peer.says(frames.settings([(frames.SETTINGS_MAX_CONCURRENT_STREAMS, 8)]))
+    calls = []
+    while peer.connection.may_begin("many"):
+        calls.append(call_of("many", message(b"")))
+        peer.connection.begin(calls[-1])
+    assert len(calls) == 6
+    assert peer.connection.may_begin("other")
+    calls[0].cancel()
+    assert peer.connection.may_begin("many")
+
+
+class Part(bytearray):
+    """Bytes that a weak reference may have."""
+
+
+async def test_a_request_is_kept_until_its_answer_and_no_longer() -> None:
+    peer, part = Peer(), Part(message(b"once more"))
+    kept = weakref.ref(part)
+    call = LoopCall([(b":path", b"/x")], (cast(bytes, part),), bytes)
+    del part
+    peer.connection.begin(call)
+    peer.says(frames.reset(FIRST + 2, frames.REFUSED_STREAM))
+    assert peer.again == [call]
+    peer.wire.take()
+    peer.connection.begin(call)
+    assert [payload for *_, payload in peer.sent(DATA)] == [message(b"once more")]
+    assert kept() is not None
+    again = FIRST + 4
+    peer.says(frames.header_frames(again, OK, ends_stream=False), frames.frame(DATA, 0, again, message(b"first")))
+    assert kept() is None
 
 
 async def test_the_window_of_a_call_is_given_back_as_it_is_read() -> None:
