@@ -100,11 +100,10 @@ def test_recurrent_layers_are_told_with_their_memory(tmp_path: Path) -> None:
 
 
 def test_layers_of_an_unknown_kind_are_told(tmp_path: Path) -> None:
-    settings = {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}
-    Family("JambaForCausalLM", {**settings, "mamba_d_state": 8, "mamba_dt_rank": 4}).write(tmp_path)
+    Family("RecurrentGemmaForCausalLM", {"num_hidden_layers": 3, "lru_width": 32, "head_dim": 8}).write(tmp_path)
     result = RUN.invoke(app, ["models", "--check", str(tmp_path)])
     assert result.exit_code in (1, 2)
-    assert "JambaForCausalLM has layers of kind linear_attention" in plain(result.output)
+    assert "RecurrentGemmaForCausalLM has layers of kind linear_attention" in plain(result.output)
 
 
 @pytest.mark.parametrize(
