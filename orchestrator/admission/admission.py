@@ -247,6 +247,8 @@ class Admission:
         if needed_s > time_left_s:
             text = f"needs {needed_s:.3g} s at the best recent throughput, and has {time_left_s:.3g} s"
             raise self._overloaded(NoTimeError, text, request)
+        if not self._queue.has_bytes_for(request):
+            raise self._overloaded(QueueFullError, "the queue has no room for a message of this size", request)
         self._make_room(request)
         self._queue.wait(request)
         self._waiting[request] = ticket

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 # Seconds after its last request for which a connection still counts for quotas, or a client with successive requests
 # would have others resumed and paused again in between.
 STAY_S = 0.5
+# Bytes of the waiting requests' messages; in memory a request takes up to about 20 times as many.
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+# Part of the free bytes that a share may have.
+_BYTES_SHARE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,8 @@ class AdmissionRequest:
     only_reads: bool = True
     # Client's connection, "host:port"; empty if connections are not told apart.
     peer: str = ""
+    # Size of its message.
+    num_bytes: int = 0
 
     @property
     def path(self) -> tuple[str, str, str]:
@@ -42,6 +48,8 @@ class _Share:
     weight: int = 1
     num_running: int = 0
     num_waiting: int = 0
+    # Of the messages of waiting requests.
+    waiting_bytes: int = 0
     parts: dict[str, _Share] = field(default_factory=dict)
     # Parts with waiting requests, in round-robin order.
     turns: dict[str, None] = field(default_factory=dict)
@@ -144,6 +152,25 @@ class FairQueue:
             if share.parent is not None:
                 del share.parent.parts[share.name]
 
+    def has_bytes_for(self, request: AdmissionRequest) -> bool:
+        """Whether the message of a waiting request finds room.
+
+        A host may have three quarters of what others leave, a connection three quarters of what the host's others leave
+        of that, and so a tenant: newcomers find room (dynamic thresholds, Choudhury and Hahne, 1998). One of any size
+        finds room where none waits.
+        """
+        if not self._all.waiting_bytes:
+            return True
+        room: float = MAX_WAITING_BYTES
+        share = self._all
+        for name in request.path:
+            part = share.parts.get(name, _Share())
+            room = _BYTES_SHARE * (room - (share.waiting_bytes - part.waiting_bytes))
+            if part.waiting_bytes + request.num_bytes > room:
+                return False
+            share = part
+        return True
+
     def ahead_of(self, request: AdmissionRequest) -> int:
         """Places waited for by the tenant's requests before this one."""
         parent, name = self._levels(request)[-1]
@@ -173,6 +200,7 @@ class FairQueue:
             self.num_paused -= request.num_places
         for share in self._line(tenant):
             share.num_waiting -= request.num_places
+            share.waiting_bytes -= request.num_bytes
             if not share.num_waiting and share.parent is not None:
                 del share.parent.turns[share.name]
         self._forget(tenant)
@@ -306,6 +334,7 @@ class FairQueue:
                 share.parent.turns[share.name] = None
                 share.credit = share.weight
             share.num_waiting += request.num_places
+            share.waiting_bytes += request.num_bytes
         rank = place(tenant.waiting, -request.priority, key=lambda other: -other.priority)
         tenant.waiting.insert(rank, request)
 

@@ -155,6 +155,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 only_reads,
                 # Fair shares go by tenant, not by connection, if a token proves the tenant.
                 peer="" if tenant.has_token else peer,
+                num_bytes=request.ByteSize(),
             )
             with (
                 self._tenant_usage.enter(tenant, num_outputs) as use,

@@ -18,6 +18,7 @@ LARGE_BYTES = 1024 * 1024
 PIPELINED = 6_000
 MANY_HEADERS = 10_000
 NUM_GRAMMARS = 16
+NUM_WIDE = 100
 SCHEMA_KEYS = 2_600
 _READ_BYTES = 1 << 16
 _PROMPT = "def add(a, b):\n    return"
@@ -272,6 +273,20 @@ def regexes(attempt: Attempt) -> None:
     """16 costly regular expressions at once, and others when they are answered."""
     make = lambda number: post(completion(guided_regex="[a-z]?" * (9_000 - number % 4_000)))  # noqa: E731
     _again(attempt, NUM_GRAMMARS, make, pause_s=0.01, every_s=0.5)
+
+
+def many_prompts(attempt: Attempt) -> None:
+    """Bodies of 73 KB with 64 prompts, a long grammar, 1,000 biases and 16 stop strings on 100 connections."""
+    data = post(
+        completion(
+            1,
+            prompt=["a"] * 64,
+            guided_regex="(a|b|c)*" + f"({'a' * 60})?" * 900,
+            logit_bias={str(token): 0.1 for token in range(1000)},
+            stop=["x" * 250] * 16,
+        )
+    )
+    _again(attempt, NUM_WIDE, lambda _: data, pause_s=0.01, every_s=0.2)
 
 
 def users(attempt: Attempt) -> None:

@@ -32,6 +32,7 @@ LEAST_S = {
     "users": 15.0,
     "greedy": 15.0,
     "unread": 15.0,
+    "many-prompts": 15.0,
     "salts": 15.0,
 }
 
@@ -138,6 +139,7 @@ _HTTP: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "garbage": (http_attacks.garbage, MAX_RATIO),
     "schemas": (http_attacks.schemas, MAX_RATIO),
     "regexes": (http_attacks.regexes, MAX_RATIO),
+    "many-prompts": (http_attacks.many_prompts, MAX_RATIO),
     "users": (http_attacks.users, MAX_VALID_RATIO),
     "greedy": (http_attacks.greedy, MAX_VALID_RATIO),
 }

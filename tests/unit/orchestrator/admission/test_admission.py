@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from orchestrator.admission.admission import (
     Ticket,
 )
 from orchestrator.admission.admission_pace import MIN_SEEN
-from orchestrator.admission.fair_queue import STAY_S, AdmissionRequest
+from orchestrator.admission.fair_queue import MAX_WAITING_BYTES, STAY_S, AdmissionRequest
 
 
 class Clock:
@@ -447,3 +448,45 @@ def test_nobody_is_sent_away_because_another_connection_is_there() -> None:
     assert from_peer(admission, "h:3").started_s is not None
     modest.leave()
     assert all(ticket.refusal is None for ticket in greedy)
+
+
+def with_bytes(admission: Admission, peer: str, num_bytes: int, tenant: str = "") -> Ticket:
+    return admission.enter(AdmissionRequest(tenant, 1, peer=peer, num_bytes=num_bytes), 1e9, 1)
+
+
+def waiting_until_refused(admission: Admission, peer: str, num_bytes: int) -> list[Ticket]:
+    tickets = []
+    with contextlib.suppress(QueueFullError):
+        while True:
+            tickets.append(with_bytes(admission, peer, num_bytes))
+    return tickets
+
+
+def test_the_messages_of_waiting_requests_have_a_bound_in_bytes_that_leaves_others_room() -> None:
+    admission = Admission(1, 1_000_000)
+    running = with_bytes(admission, "h:1", MAX_WAITING_BYTES)
+    size = MAX_WAITING_BYTES // 200
+    # Of a host, a connection and a tenant.
+    own = waiting_until_refused(admission, "h:1", size)
+    assert len(own) == int(200 * 0.75**3)
+    # Another connection of the host, and another host.
+    assert len(waiting_until_refused(admission, "h:2", size)) > 10
+    assert len(waiting_until_refused(admission, "other:1", size)) > 10
+    hosts = [f"host{number}:1" for number in range(50)]
+    with contextlib.suppress(QueueFullError):
+        for host in hosts:
+            with_bytes(admission, host, size)
+    small = [with_bytes(admission, host, 100) for host in hosts]
+    running.leave()
+    for ticket in own:
+        ticket.leave()
+    assert sum(ticket.started_s is not None for ticket in small) <= 1
+    assert with_bytes(admission, "h:1", size).started_s is None
+
+
+def test_a_message_of_any_size_may_wait_alone() -> None:
+    admission = Admission(1, 10)
+    with_bytes(admission, "h:1", 1)
+    with_bytes(admission, "h:1", 2 * MAX_WAITING_BYTES)
+    with pytest.raises(QueueFullError, match="no room for a message of this size"):
+        with_bytes(admission, "h:1", 1)
