@@ -85,8 +85,13 @@ class TargetTokenizer:
         return size
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Token ids of a text, with or without the special tokens that the tokenizer adds."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special).ids
+        """Token ids of a text, with or without the special tokens that the tokenizer adds.
+
+        Other threads run meanwhile: the library's encoding of a batch releases the interpreter lock, and that of a
+        single text does not.
+        """
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skips_special: bool = True) -> str:

@@ -54,6 +54,10 @@ class HttpExchange:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "the header Content-Type must be application/json", code="unsupported_media_type")
+        coding = self.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            text = "the body must not be compressed: leave out the header Content-Encoding"
+            raise ApiError(415, text, code="unsupported_media_type")
         declared = self.headers.get("content-length", "")
         size = int(declared[:20]) if declared.isdecimal() else max_bytes
         if size > max_bytes:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -131,6 +132,8 @@ class GuardedHttp(HttpToolsProtocol):
     _is_arriving = True
     _head_bytes = 0
     _in_head = True
+    # Head of a request that offers another protocol, without the offer.
+    _upgrading: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -188,7 +191,11 @@ class GuardedHttp(HttpToolsProtocol):
                 self.flow.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if not self._is_arriving or self.transport.is_closing():
             return
         # A request that comes in one piece needs no timer.
@@ -200,6 +207,18 @@ class GuardedHttp(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgrading is None:  # CONNECT
+                return
+            # The parser takes what follows for another protocol. A new one reads the same request without its offer.
+            head, self._upgrading = self._upgrading, None
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(head + data[upgrade.args[0] :])
+
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests before the first one's answer")
@@ -207,6 +226,12 @@ class GuardedHttp(HttpToolsProtocol):
         self._is_arriving, self._in_head, self._head_bytes = True, True, 0
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # An offer that a server may ignore (RFC 9110 section 7.8); Java's client makes it in every request.
+            line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            kept = [(name, _without_upgrade(name, value)) for name, value in self.headers if name != b"upgrade"]
+            self._upgrading = line + b"".join([b"%b: %b\r\n" % header for header in kept]) + b"\r\n"
+            return
         self._in_head = False
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD_BYTES:
             raise ValueError("the head is too large")
@@ -221,6 +246,8 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_response_complete()
 
     def on_message_complete(self) -> None:
+        if self._upgrading is not None:
+            return
         super().on_message_complete()
         self._is_arriving = False
         if self._arrival is not None:
@@ -307,6 +334,13 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
             listener.close()
         server.should_exit = True
         await running
+
+
+def _without_upgrade(name: bytes, value: bytes) -> bytes:
+    """A header's value; of `Connection`, without the option `upgrade`."""
+    if name != b"connection":
+        return value
+    return b", ".join(option for part in value.split(b",") if (option := part.strip()).lower() != b"upgrade")
 
 
 def _context(certificates: Certificates) -> ssl.SSLContext:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from coppice.core.chat import FIELD as CHAT
@@ -51,6 +52,8 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 LEAST_BYTES_PER_TOKEN = 32
 # Takes about a millisecond to tokenize; longer prompts are tokenized off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
+# One long prompt at a time: many of them leave the other cores to the rest.
+_ENCODER = ThreadPoolExecutor(1, thread_name_prefix="encode")
 # Calls of tools in all messages of a conversation.
 MAX_CALLS = 512
 # Cost of one chat message in the template, in characters of prompt.
@@ -362,7 +365,7 @@ async def prompt_ids(
     # Several short messages also cost the template time.
     parts = len(said) + len(calls) + len(conversation.tools)
     is_short = size + parts * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
-    ids = encode() if is_short else await asyncio.to_thread(encode)
+    ids = encode() if is_short else await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)
     if not ids:
         raise InvalidRequestError(kind, "encodes to no tokens")
     # A tokenizer may have added tokens without a row in the model's embedding.

@@ -15,6 +15,7 @@ from tests.attacks.http2 import Attempt
 NUM_SLOW, NUM_IDLE, NUM_STREAMS, NUM_GREEDY = 300, 2_000, 500, 1_000
 NUM_BODIES, NUM_LARGE = 700, 16
 LARGE_BYTES = 1024 * 1024
+NUM_LONG, LONG_PROMPT = 4, 1_000_000
 PIPELINED = 6_000
 MANY_HEADERS = 10_000
 NUM_GRAMMARS = 16
@@ -165,6 +166,12 @@ def endless_body(attempt: Attempt) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
     _again(attempt, NUM_LARGE, lambda _: head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 200, pause_s=0.002)
+
+
+def long_prompts(attempt: Attempt) -> None:
+    """Prompts of a million characters on 4 connections: too long once encoded."""
+    body = json.dumps(completion(prompt="a" * LONG_PROMPT)).encode()
+    _again(attempt, NUM_LONG, lambda _: _with_body(body), pause_s=0.002)
 
 
 def stop_strings(attempt: Attempt) -> None:

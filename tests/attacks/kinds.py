@@ -27,6 +27,7 @@ LEAST_S = {
     "large-stop-strings": 8.0,
     "large-token-ids": 8.0,
     "many-medium": 8.0,
+    "long-prompts": 8.0,
     "full": 15.0,
     # The good client has about twenty answers a second: enough of them for a 99th percentile.
     "users": 15.0,
@@ -68,6 +69,7 @@ _ALL: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "large-stop-strings": (message_attacks.large_stop_strings, MAX_RATIO),
     "large-token-ids": (message_attacks.large_token_ids, MAX_RATIO),
     "many-medium": (message_attacks.many_medium, MAX_RATIO),
+    "long-prompts": (message_attacks.long_prompts, MAX_RATIO),
     "schemas": (message_attacks.schemas, MAX_RATIO),
     "regexes": (message_attacks.regexes, MAX_RATIO),
     "slow-headers": (frame_attacks.slow_headers, MAX_RATIO),
@@ -128,6 +130,7 @@ _HTTP: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "slow-body": (http_attacks.slow_body, MAX_RATIO),
     "large-bodies": (http_attacks.large_bodies, MAX_RATIO),
     "endless-body": (http_attacks.endless_body, MAX_RATIO),
+    "long-prompts": (http_attacks.long_prompts, MAX_RATIO),
     "stop-strings": (http_attacks.stop_strings, MAX_RATIO),
     "deep-json": (http_attacks.deep_json, MAX_RATIO),
     "huge-head": (http_attacks.huge_head, MAX_FLOOD_RATIO),

@@ -28,6 +28,7 @@ MIB = 1024 * 1024
 LARGE_BYTES = 63 * MIB
 MEDIUM_BYTES = int(3.9 * MIB)
 NUM_MEDIUM = 50
+NUM_LONG, LONG_PROMPT = 4, 1_000_000
 # What is held back of each of those, and how much of it is sent a second.
 HELD_BYTES, FINISH_BYTES_S = 64 * 1024, 4096
 NUM_UNREAD, UNREAD_TOKENS = 500, 256
@@ -110,6 +111,12 @@ def large_stop_strings(attempt: Attempt) -> None:
 def large_token_ids(attempt: Attempt) -> None:
     """Three messages of 63 MiB of token ids at once, and others when they are answered."""
     _repeat_calls(attempt, framed(token_ids(attempt.target.service, LARGE_BYTES)), 3)
+
+
+def long_prompts(attempt: Attempt) -> None:
+    """Four prompts of a million characters at once, and others when they are answered: too long once encoded."""
+    request = inference_pb2.GenerateRequest(prompt="a" * LONG_PROMPT)
+    _repeat_calls(attempt, framed(request.SerializeToString()), NUM_LONG)
 
 
 def _send_in_turns(connection: Connection, rest: dict[int, memoryview]) -> None:

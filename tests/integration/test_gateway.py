@@ -286,6 +286,8 @@ async def test_bodies_that_are_no_request_are_refused(start_fakes: StartFakes) -
         assert await status(valid) == 200
         # A page elsewhere can have a browser send these types without asking.
         assert await status(valid, content_type="text/plain") == 415
+        assert await status(valid, content_encoding="gzip") == 415
+        assert await status(valid, content_encoding="identity") == 200
         assert await status(b"{") == 400
         assert await status(b"[1]") == 400
         assert await status(b"\xff") == 400

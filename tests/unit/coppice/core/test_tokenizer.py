@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,23 @@ def test_special_tokens_are_their_names_and_unknown_ids_are_nothing() -> None:
     tokenizer = TOKENIZERS["bytes"]
     assert tokenizer.token_bytes(0) == b"<|end|>"
     assert tokenizer.token_bytes(100_000) == b""
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = TargetTokenizer(load_tokenizer_json(MODELS / "target"))
+    tokenizer.encode("a")
+    moments, ended = [time.perf_counter()], threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.001):
+            moments.append(time.perf_counter())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    ids = tokenizer.encode("a" * 500_000)
+    took = time.perf_counter() - began
+    ended.set()
+    ticking.join()
+    assert len(ids) > 1000
+    assert sum(began < moment < began + 0.9 * took for moment in moments) > 5

@@ -123,3 +123,35 @@ async def test_a_client_that_has_sent_several_requests_and_leaves_is_noticed_by_
         await asyncio.sleep(0.05)
     # The others are not begun for nobody.
     assert paths == ["/0"]
+
+
+@pytest.mark.parametrize("size", [7, 10_000])
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_an_offered_upgrade_is_ignored(offer: bytes, size: int, is_chunked: bool) -> None:
+    config = GatewayConfig(listen_address="127.0.0.1:0", orchestrator_address="127.0.0.1:1")
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, is_more = b"", True
+        while is_more:
+            event = await receive()
+            body, is_more = body + event["body"], event["more_body"]
+        seen.append((scope["path"], scope["query_string"], body, dict(scope["headers"])[b"x-more"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    body = b"b" * size
+    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % size
+    head = b"POST /a?q=1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    head += b"Upgrade: %b\r\n%b\r\nX-More: m\r\n\r\n"
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if is_chunked else body
+    # Two on one connection: the second follows the first one's body.
+    async with asyncio.timeout(10.0), serving(app, config, None) as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write((head % (offer, framing) + sent) * 2)
+        for _ in range(2):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert seen == [("/a", b"q=1", body, b"m")] * 2
