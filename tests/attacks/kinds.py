@@ -142,7 +142,7 @@ _HTTP: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "garbage": (http_attacks.garbage, MAX_RATIO),
     "schemas": (http_attacks.schemas, MAX_RATIO),
     "regexes": (http_attacks.regexes, MAX_RATIO),
-    "many-prompts": (http_attacks.many_prompts, MAX_RATIO),
+    "many-prompts": (http_attacks.many_prompts, MAX_VALID_RATIO),
     "users": (http_attacks.users, MAX_VALID_RATIO),
     "greedy": (http_attacks.greedy, MAX_VALID_RATIO),
 }
