@@ -32,7 +32,8 @@ from tests.faults.workload import Case, draw_cases
 from tests.redis_server import RedisServer, redis_server
 
 KINDS = ("drafter", "orchestrator", "redis", "verifier")
-# Requests at them are interrupted, and go on.
+# Requests at them are interrupted, and go on: the verifier takes longer to start than the orchestrator waits for it.
+RESUME_S = 1.0
 INTERRUPTING = ("orchestrator", "verifier")
 NUM_CASES, NUM_CLIENTS = 12, 4
 # A verifier that was killed takes a minute to come back on a busy machine; requests wait for it, also more than once.
@@ -110,6 +111,7 @@ async def killable() -> AsyncIterator[Killable]:
             "DRAFTER_ADDRESSES": drafter.address,
             "REDIS_URL": redis.url,
             "CACHE_SECRET": "no secret at all",
+            "RESUME_S": str(RESUME_S),
             "GRACE_S": str(GRACE_S),
         }
         orchestrator = Service("orchestrator", "orchestrator", env)
