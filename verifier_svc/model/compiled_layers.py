@@ -98,7 +98,7 @@ class CompiledLayers:
         self._body: Any = model.base_model
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
-        self._weights, self._activation, self._epsilon = _read_layers(
+        self.weights, self._activation, self._epsilon = _read_layers(
             self._layers, rules, rounds_inputs=rounds_inputs, quantizes=quantizes
         )
         self._inputs: Any = np.uint16 if rounds_inputs else np.float32
@@ -156,6 +156,11 @@ class CompiledLayers:
         states, self._states = self._states, {}
         return states
 
+    @property
+    def threads(self) -> SharedThreads:
+        """Threads of its calls."""
+        return self._kernel.threads
+
     def _run_body(
         self,
         input_ids: Tensor | None = None,
@@ -191,10 +196,10 @@ class CompiledLayers:
         hidden = result.numpy()[0]
         cos, sin = (part[0].contiguous().numpy() for part in position_embeddings)
         keys, values = self._kernel.stacked_layers(num_layers, self._kv_heads, self._size)
-        self._kernel.threads.call(
+        self.threads.call(
             run_layers,
             torch.get_num_threads(),
-            self._weights,
+            self.weights,
             layer,
             last,
             self._epsilon,
@@ -205,7 +210,7 @@ class CompiledLayers:
             values,
             self._kernel.rows,
             self._kernel.write_slots,
-            self._room(len(hidden)),
+            self.buffers(len(hidden)),
             np.array(shown, np.int64),
             states.numpy(),
             new_counters(num_phases(last - layer)),
@@ -213,10 +218,10 @@ class CompiledLayers:
         self._states.update((one, states[at : at + 1]) for at, one in enumerate(shown))
         return result
 
-    def _room(self, num_rows: int) -> Buffers:
+    def buffers(self, num_rows: int) -> Buffers:
         """Buffers for `num_rows` rows: those of the largest pass so far, or a part of them."""
         if self._buffers is None or len(self._buffers.qkv) < num_rows:
-            weights = self._weights
+            weights = self.weights
             seen = np.zeros((num_rows, self._heads, self._size), self._inputs)
             self._buffers = Buffers(
                 normed=np.zeros((num_rows, weights.input_norms.shape[1]), self._inputs),

@@ -1,6 +1,7 @@
 """Time of one pass of the target by rows and context: ours over a token tree, transformers' own forward, in turn.
 
-Where strict mode is offered, ours is measured in strict and in fast mode: what exactness costs is their ratio.
+Where strict mode is offered, ours is measured in strict and in fast mode: what exactness costs is their ratio. Where
+layers are compiled, the products of a pass are measured by themselves: what is not products is the rest of its time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from coppice.lab.bench.transformers_baseline import load_model, quiet_transforme
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.model.compiled_products import products_of
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.target_model import TargetModel
 
@@ -45,8 +47,9 @@ Pass: TypeAlias = Callable[[Sequence[int]], None]
 SHOWN = Shown(
     tables=(
         Table(
-            "Milliseconds per pass by tokens before: ours over a tree, transformers' over a chain, ours in fast mode",
-            "coppice_ms transformers_ms ratio fast_ms strict_over_fast",
+            "Milliseconds per pass by tokens before: ours over a tree, transformers' over a chain, ours in fast mode, "
+            "products of ours",
+            "coppice_ms transformers_ms ratio fast_ms strict_over_fast products_ms",
             label="{rows}",
             across="context",
         ),
@@ -78,7 +81,8 @@ def measure_passes(
 
     Both run on `device`, as the verifier's DEVICE has it. Rows have median milliseconds of passes over `rows` rows
     after `context` tokens, and median ratios of two in turn: `coppice_ms` is the mode that a server takes by itself,
-    `ratio` that mode's time over transformers'. Where it is strict mode, `fast_ms` and `strict_over_fast` are there.
+    `ratio` that mode's time over transformers'. Where it is strict mode, `fast_ms` and `strict_over_fast` are there,
+    and where layers are compiled `products_ms`.
 
     Raises BenchmarkError if the checkpoint cannot be used, or its context or vocabulary is too small for the plan.
     """
@@ -113,7 +117,7 @@ def measure_passes(
 def pass_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """A pass of one row over transformers' by context, passes of more rows over one, and strict over fast mode.
 
-    `rowsN/rows1` are after `ROWS_CONTEXT` tokens.
+    `rowsN/rows1`, and the share of a pass that is not products, are after `ROWS_CONTEXT` tokens.
     """
     alone = {f"pass/transformers.context-{row['context']}": row["ratio"] for row in rows if row["rows"] == 1}
     sizes = {row["rows"]: row["coppice_ms"] for row in rows if row["context"] == ROWS_CONTEXT}
@@ -123,7 +127,12 @@ def pass_ratios(rows: Sequence[Row]) -> dict[str, float]:
         for row in rows
         if row["strict_over_fast"] is not None
     }
-    return {**alone, **more, **strict}
+    rest = {
+        f"not-products/pass.rows-{row['rows']}": row["not_products"]
+        for row in rows
+        if row["context"] == ROWS_CONTEXT and row["not_products"] is not None
+    }
+    return {**alone, **more, **rest, **strict}
 
 
 def slopes(rows: Sequence[Row], context: int) -> dict[str, float]:
@@ -143,6 +152,7 @@ def _measure(
 ) -> list[Row]:
     generator = np.random.default_rng(plan.seed)
     count = threads or torch.get_num_threads()
+    products = products_of(targets[0])
     rows: list[Row] = []
     with progress("contexts", len(plan.contexts)) as advance:
         for context in plan.contexts:
@@ -156,9 +166,17 @@ def _measure(
             with _threads(count):
                 theirs = plain_pass(plain, prompt)
             passes.append(_threads(count)(theirs))
+            if products is not None:
+                passes.append(lambda tokens: products(len(tokens)))
             for size in plan.rows:
                 tokens = [generator.choice(vocab_size, size, replace=False).tolist() for _ in range(plan.repeats + 1)]
-                rows.append({"context": context, "rows": size, **_times(timed_in_turn(passes, tokens))})
+                rows.append(
+                    {
+                        "context": context,
+                        "rows": size,
+                        **_times(timed_in_turn(passes, tokens), len(targets) > 1, products is not None),
+                    }
+                )
             for cache in caches:
                 cache.release()
             advance()
@@ -178,15 +196,21 @@ def timed_in_turn(passes: Sequence[Pass], tokens: Sequence[Sequence[int]]) -> li
     return times[1:]
 
 
-def _times(times: Sequence[Sequence[float]]) -> Row:
-    """Of `times` [repeats, passes]: ours, where there is one ours in fast mode, transformers'."""
-    ours, *fast, theirs = zip(*times, strict=True)
+def _times(times: Sequence[Sequence[float]], has_fast: bool, has_products: bool) -> Row:
+    """Of `times` [repeats, passes]: ours, ours in fast mode if there is one, transformers', our products."""
+    columns = iter(zip(*times, strict=True))
+    ours = next(columns)
+    fast = next(columns) if has_fast else None
+    theirs = next(columns)
+    products = next(columns) if has_products else None
     return {
         "coppice_ms": statistics.median(ours),
         "transformers_ms": statistics.median(theirs),
         "ratio": statistics.median(map(operator.truediv, ours, theirs)),
-        "fast_ms": statistics.median(fast[0]) if fast else None,
-        "strict_over_fast": statistics.median(map(operator.truediv, ours, fast[0])) if fast else None,
+        "fast_ms": statistics.median(fast) if fast else None,
+        "strict_over_fast": statistics.median(map(operator.truediv, ours, fast)) if fast else None,
+        "products_ms": statistics.median(products) if products else None,
+        "not_products": 1 - statistics.median(map(operator.truediv, products, ours)) if products else None,
     }
 
 

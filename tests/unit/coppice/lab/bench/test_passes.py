@@ -11,10 +11,14 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from coppice.cli import bench
+from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
 from coppice.lab.bench import passes
 from coppice.lab.bench.passes import pass_ratios, plain_pass, slopes
 from tests.unit.coppice.lab.bench.schema import lost_fields
+from verifier_svc.config import VerifierConfig
 from verifier_svc.model import loading
+from verifier_svc.model.compiled_layers import CompiledLayers
+from verifier_svc.model.compiled_products import products_of
 
 
 def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:
@@ -34,12 +38,17 @@ def test_passes_of_more_rows_are_compared_with_one_row_after_one_context() -> No
     sizes = ((64, 1, 1.0), (64, 16, 9.0), (256, 1, 2.0), (256, 16, 3.0), (256, 32, 5.0))
     rows = [
         {"context": context, "rows": size, "coppice_ms": ms, "ratio": 0.5, "strict_over_fast": None}
+        | {"not_products": 0.25 if (context, size) == (256, 32) else None}
         for context, size, ms in sizes
     ]
     alone = {"pass/transformers.context-64": 0.5, "pass/transformers.context-256": 0.5}
-    assert pass_ratios(rows) == alone | {"rows16/rows1": 1.5, "rows32/rows1": 2.5}
+    assert pass_ratios(rows) == alone | {
+        "rows16/rows1": 1.5,
+        "rows32/rows1": 2.5,
+        "not-products/pass.rows-32": 0.25,
+    }
     # Without a pass of one row there is nothing to compare with.
-    assert pass_ratios(rows[3:]) == {}
+    assert pass_ratios(rows[3:4]) == {}
 
 
 def test_the_plain_pass_leaves_its_cache_as_it_was(tiny_target: Path) -> None:
@@ -63,6 +72,7 @@ def test_passes_writes_json_and_plot_and_prints_a_table(tiny_target: Path, tmp_p
     assert report["settings"]["device"] == "cpu"
     assert [(row["context"], row["rows"]) for row in report["rows"]] == [(c, r) for c in (16, 40) for r in (1, 4, 8)]
     assert all(row["coppice_ms"] > 0 and row["transformers_ms"] > 0 for row in report["rows"])
+    assert all((row["products_ms"] is None) != HAS_WIDE_REGISTERS for row in report["rows"])
     assert all(row["fast_ms"] > 0 and row["strict_over_fast"] > 0 for row in report["rows"])
     assert set(report["ratios"]) == {
         *(f"pass/transformers.context-{context}" for context in (16, 40)),
@@ -72,6 +82,31 @@ def test_passes_writes_json_and_plot_and_prints_a_table(tiny_target: Path, tmp_p
     assert lost_fields(report, "passes.json") == set()
     assert (tmp_path / "passes.png").is_file()
     assert "A further row after 40 tokens" in result.output
+
+
+@pytest.mark.skipif(not HAS_WIDE_REGISTERS, reason="layers are compiled for vectors of 512 bits")
+def test_products_are_those_of_all_layers_and_of_the_output(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
+    target, _ = loading.load_probed_target(VerifierConfig.from_env({}, model=str(tiny_target), dtype="float32"))
+    layers, run = target.layers, products_of(target)
+    assert isinstance(layers, CompiledLayers)
+    assert run is not None
+    buffers = layers.buffers(3)
+    for inputs in (buffers.normed, buffers.seen_rows, buffers.gated):
+        inputs[:] = 1
+    seen: list[int] = []
+    monkeypatch.setattr(target.model.get_output_embeddings(), "forward", lambda rows: seen.append(len(rows)))
+    run(3)
+    # What is left in the buffers is of the last layer.
+    last = plain.model.layers[-1]
+    qkv = torch.cat(
+        [part.weight.sum(1) for part in (last.self_attn.q_proj, last.self_attn.k_proj, last.self_attn.v_proj)]
+    )
+    down = last.mlp.down_proj.weight.sum(1)
+    for got, wanted in ((buffers.qkv, qkv), (buffers.change, down)):
+        rows = torch.from_numpy(got)[:, : len(wanted)]
+        torch.testing.assert_close(rows, wanted.detach().expand_as(rows), rtol=1e-4, atol=1e-5)
+    assert seen == [3]
 
 
 def test_where_strict_mode_is_not_offered_its_cost_is_not_made_up(
