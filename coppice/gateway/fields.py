@@ -128,6 +128,11 @@ class GenerationFields(_Body):
     return_token_ids: bool | None = None
     # Of Coppice alone.
     speculation: SpeculationFields | None = None
+    # Of vLLM; only what is done anyway.
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _streams_with_its_options(self) -> GenerationFields:
@@ -237,6 +242,7 @@ class TokenizeFields(_Body):
     prompt: str | None = None
     messages: Several[MessageFields] | None = None
     tools: Several[ToolFields] | None = None
+    add_generation_prompt: Literal[True] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -269,6 +275,9 @@ class ChatFields(GenerationFields):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    echo: Literal[False] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: Several[Literal["text"]] | None = None
@@ -302,7 +311,8 @@ _NEUTRAL = frozenset(
     {
         "best_of", "echo", "suffix", "store", "service_tier", "modalities", "functions", "function_call",
          "audio", "prediction", "metadata", "reasoning_effort", "verbosity", "web_search_options",
-        "refusal", "annotations",
+        "refusal", "annotations", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+        "use_beam_search", "add_generation_prompt", "continue_final_message",
     }
 )  # fmt: skip
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -319,7 +329,17 @@ def parse(body: bytes, kind: type[Fields]) -> Fields:
     except ValidationError as error:
         if (count := error.error_count()) > MOST_ERRORS:
             raise ApiError(400, f"{count} fields are not served, or have values of the wrong type") from None
-        raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
+        raise _refusal(_furthest(error.errors(include_url=False, include_input=False))) from None
+
+
+def _furthest(errors: list[ErrorDetails]) -> ErrorDetails:
+    """The error furthest in of the first wrong field: each member of a union has one, and most stop early."""
+
+    def place(error: ErrorDetails) -> tuple[int, int]:
+        location = error["loc"]
+        return len(location), location[-1] if location and isinstance(location[-1], int) else -1
+
+    return max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=place)
 
 
 def _refusal(error: ErrorDetails) -> ApiError:

@@ -44,6 +44,8 @@ IDS = [ord(character) for character in PROMPT]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 30, "seed": 7}
 SAID = [{"role": "user", "content": "hi"}]
+TEXT = {"type": "text", "text": "what is this?"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
 def text_of(count: int, seed: int, prompt: list[int] = IDS) -> str:
@@ -203,6 +205,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"max_tokens": -5}, "max_tokens"),
     (COMPLETIONS, {"max_tokens": True}, "max_tokens"),
     (COMPLETIONS, {"stop": ["a"] * 17}, "stop"),
+    (COMPLETIONS, {"stop": ["a", 1]}, "stop.1"),
     (COMPLETIONS, {"logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"n": 0}, "n"),
     (COMPLETIONS, {"n": 1000}, "n"),
@@ -210,6 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"prompt": []}, "prompt"),
     (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
     (COMPLETIONS, {"prompt": [300]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x", [1]]}, "prompt.1"),
     (COMPLETIONS, {"prompt": "x" * 500}, "prompt"),
     (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"97": 1000}}, "logit_bias"),
@@ -229,7 +233,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"model": "another"}, "model"),
     (COMPLETIONS, {"model": None}, "model"),
     (CHAT, {"messages": []}, "messages"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [TEXT, IMAGE]}]}, "messages.0.content.1.type"),
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "name": "n" * 129}]}, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
     (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
@@ -239,6 +244,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"functions": []}, "functions"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),
 ]
 
@@ -267,6 +274,13 @@ async def test_what_asks_for_nothing_is_no_refusal(start_fakes: StartFakes) -> N
         "service_tier": "auto",
         "stop": None,
         "user": None,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "use_beam_search": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "echo": False,
     }
     async with start_fakes(FakeVerifier(chat_template=TEMPLATE)) as (_, one), gateway_to(one.address) as address:
         sent_back = {"role": "assistant", "content": "x", "refusal": None, "audio": None, "annotations": None}

@@ -114,7 +114,7 @@ async def test_both_runs_are_identical_and_share_no_memory() -> None:
         verdict = await page.until("document.getElementById('verdict').textContent")
         assert verdict.startswith("Identical: 128 of 128 tokens. ")
         assert await text_of(page, "#off pre") == await text_of(page, "#on pre")
-        assert "in 128 rounds, τ 1.00" in await text_of(page, "#off .figures")
+        assert "in 128 rounds, τ\xa01.00" in await text_of(page, "#off .figures")
         assert "in 128 rounds" not in await text_of(page, "#on .figures")
         assert "Nothing was drafted" not in verdict
     assert len({opening.cache_salt for opening in verifier.opened}) == 2
@@ -180,6 +180,11 @@ async def test_the_live_tree_has_every_state_and_source() -> None:
             await page.until(f"[...document.querySelectorAll('#rounds [role=option]')].some(one => (one.click(), "
                              f"document.querySelector('#tree .node.{state}')))")  # fmt: skip
         assert await page.evaluate("document.querySelector('#tree svg').getAttribute('aria-label')")
+        # Edges have a beginning in common: those of kept tokens are drawn over the others.
+        edges = await page.evaluate("[...document.querySelectorAll('#tree .edge')].map(one => one.classList[1])")
+        kept = [state in ("accepted", "target") for state in edges]
+        assert kept == sorted(kept)
+        assert len(set(kept)) == 2
         assert "small-lm" in await text_of(page, "#legend")
         assert "accepted" in await text_of(page, "#round-line")
         # A choice has stopped the drawing; arrows go on from there.
@@ -300,3 +305,32 @@ async def test_a_phone_needs_no_sideways_scrolling(scheme: str) -> None:
         assert await page.evaluate("document.documentElement.scrollWidth") <= 400
         red = await page.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
         assert (red > 128) is (scheme == "light")
+
+
+# Contrast of two colours as WCAG 2.2 defines it (section 1.4.3).
+CONTRAST = """((text, ground) => {
+  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0.05);
+  return Math.max(light(text), light(ground)) / Math.min(light(text), light(ground));
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_hints_can_be_read_and_buttons_stay_where_they_are(scheme: str) -> None:
+    async with page_of(FakeVerifier(chat_template=TEMPLATE, pass_s=0.05), width=400, scheme=scheme) as (_, page, _):
+        style = "getComputedStyle(document.getElementById('question'){}).{}"
+        colours = style.format(", '::placeholder'", "color"), style.format("", "backgroundColor")
+        assert await page.evaluate(f"{CONTRAST}({', '.join(colours)})") >= 4.5
+        await page.evaluate("document.getElementById('tab-compare').click()")
+        middle = "(({{top, bottom}}) => (top + bottom) / 2)({}.getBoundingClientRect())"
+        check = "document.getElementById('forced')"
+        apart = f"{middle.format(check)} - {middle.format(f'{check}.parentElement')}"
+        assert abs(await page.evaluate(apart)) <= 1
+        place = "(({left, top}) => [left, top])(document.getElementById('go').getBoundingClientRect())"
+        before = await page.evaluate(place)
+        await page.evaluate("document.getElementById('prompt').focus()")
+        await page.type("hi")
+        await page.evaluate("document.getElementById('go').click()")
+        assert await page.evaluate("document.getElementById('cancel').hidden") is False
+        assert await page.evaluate(place) == before

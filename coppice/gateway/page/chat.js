@@ -55,7 +55,7 @@ async function ask(model) {
     };
     const { ids, statistics: one } = await answer(model, [...before, ...asked], { speculation: { mode } }, add, abort.signal);
     figures.textContent =
-      `${ids.length} tokens, ${speed(ids, one).toFixed(1)} tokens/s, τ ${one.mean_acceptance_length.toFixed(2)}, ` +
+      `${ids.length} tokens, ${speed(ids, one).toFixed(1)} tokens/s, τ\u00a0${one.mean_acceptance_length.toFixed(2)}, ` +
       `first token after ${one.ttft_ms.toFixed(0)} ms`;
     messages = [...before, ...asked, { role: "assistant", content: said.textContent }];
   } catch (error) {

@@ -59,7 +59,7 @@ async function one(model, prompt, id, signal) {
   try {
     const { ids, statistics } = await answer(model, [...before, { role: "user", content: prompt }], fields, add, signal);
     const rate = speed(ids, statistics);
-    side(id, `${rate.toFixed(1)} tokens/s, ${ids.length} tokens in ${statistics.rounds} rounds, τ ${statistics.mean_acceptance_length.toFixed(2)}`);
+    side(id, `${rate.toFixed(1)} tokens/s, ${ids.length} tokens in ${statistics.rounds} rounds, τ\u00a0${statistics.mean_acceptance_length.toFixed(2)}`);
     return { ids, rate, drafts: statistics.draft_tokens };
   } finally {
     text.classList.remove("waiting");

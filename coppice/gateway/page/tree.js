@@ -53,7 +53,9 @@ export function drawTree(place, round, colours) {
   }
   const [width, height] = across(nodes, roots, place.clientWidth - 22) || downwards(nodes, roots);
   const svg = svgElement("svg", { width, height, role: "img", "aria-label": summary(round) });
-  for (const node of nodes) svg.append(svgElement("path", { class: `edge ${node.state}`, d: node.edge }));
+  // Edges share their first part: what was kept lies above what was not.
+  for (const node of [...nodes].sort((one, other) => RANKS[other.state] - RANKS[one.state]))
+    svg.append(svgElement("path", { class: `edge ${node.state}`, d: node.edge }));
   svg.append(svgElement("circle", { class: "root", cx: 6, cy: 14, r: 5 }));
   for (const node of nodes) svg.append(box(node, colours));
   place.replaceChildren(svg);
