@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 
 import httptools
 import uvicorn
+from pydantic_core import to_json
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from coppice.gateway.config import GatewayConfig
+from coppice.gateway.errors import ApiError
 from coppice.net.certificates import Certificates
 from coppice.net.guard.turnstile import Turnstile
 from coppice.net.listening import accept, begin, listen
@@ -47,7 +49,7 @@ _ABORTED = 256
 # Before an idle connection may be closed for another one of its host: a flood of them is refused, which costs less.
 _LEAST_IDLE_S = 0.5
 MAX_HANDSHAKES = 256
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_TOO_LARGE = ApiError(431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes", code="request_too_large")
 
 
 class _Server(uvicorn.Server):
@@ -204,7 +206,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_TOO_LARGE)
+                self.transport.write(_whole_answer(_TOO_LARGE, b"Request Header Fields Too Large"))
                 self.transport.close()
 
     def _feed(self, data: bytes) -> None:
@@ -334,6 +336,13 @@ async def serving(app: Any, config: GatewayConfig, certificates: Certificates | 
             listener.close()
         server.should_exit = True
         await running
+
+
+def _whole_answer(error: ApiError, phrase: bytes) -> bytes:
+    """An answer that ends its connection, for requests that do not reach the application."""
+    body = to_json(error.body())
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (error.status, phrase, len(body)) + body
 
 
 def _without_upgrade(name: bytes, value: bytes) -> bytes:
