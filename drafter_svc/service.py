@@ -183,7 +183,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         context: grpc.aio.ServicerContext[pb.DraftRequest, pb.DraftResponse],
     ) -> None:
         """Draft for the sequences of one peer until it half-closes and is answered, or disconnects."""
-        async with rpc.errors_as_status(context):
+        async with rpc.conversing(context):
             stream = DraftStream(self, context.write, [make() for make in self._observe])
             try:
                 await stream.converse(request_iterator)

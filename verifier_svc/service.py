@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from coppice.net.rpc import errors_as_status, unary
+from coppice.net.rpc import conversing, unary
 from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
@@ -54,7 +54,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Verify(self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: Context) -> None:
         """One orchestrator's stream."""
-        async with errors_as_status(context):
+        async with conversing(context):
             observers = [make() for make in self._observe]
             stream = VerifyStream(self._engine, self._info, next(self._streams), context.write, observers)
             self._open.add(stream)

@@ -75,6 +75,9 @@ class _Context:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
+    async def send_initial_metadata(self, initial_metadata: Metadata) -> None:
+        """Nothing: calls in one process have no headers."""
+
     async def write(self, message: Any) -> None:
         await self._exchange.responses.put(message)
 

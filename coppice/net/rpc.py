@@ -172,6 +172,18 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
 
 
+@contextlib.asynccontextmanager
+async def conversing(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """`errors_as_status` for a method that reads while it writes.
+
+    The headers go first: gRPC cannot abort a call whose headers are on their way with its first message, and the call
+    would last until its deadline.
+    """
+    async with errors_as_status(context):
+        await context.send_initial_metadata(())
+        yield
+
+
 def unary(method: Handler) -> Handler:
     """Wrap a unary servicer method so that its errors become statuses."""
 

@@ -67,6 +67,9 @@ class Context:
     code: str = "OK"
     on_write: Callable[[Any], None] = lambda message: None
 
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        """Headers before the first message."""
+
     async def write(self, message: Any) -> None:
         """Take a message, which must be one that can be sent."""
         message.SerializeToString()

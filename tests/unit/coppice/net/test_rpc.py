@@ -23,8 +23,18 @@ from coppice.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from coppice.net.rpc import LIVENESS, MAX_MESSAGE_BYTES, Server, open_channel, status_code_name, streaming, unary
-from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.net.message_writer import MessageWriter
+from coppice.net.rpc import (
+    LIVENESS,
+    MAX_MESSAGE_BYTES,
+    Server,
+    conversing,
+    open_channel,
+    status_code_name,
+    streaming,
+    unary,
+)
+from coppice.v1 import inference_pb2, inference_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 SERVICE = "coppice.v1.InferenceService"
 SECRET = "password=hunter2"
@@ -255,3 +265,41 @@ async def test_a_second_server_on_the_same_port_fails() -> None:
 
 def test_a_status_code_has_a_readable_name() -> None:
     assert status_code_name(3) == "INVALID_ARGUMENT"
+
+
+STATUS = (grpc.StatusCode.INVALID_ARGUMENT, "event: is not set")
+
+
+class FailingVerifier(verifier_pb2_grpc.VerifierServiceServicer):
+    """Fails while its answers are on their way."""
+
+    async def Verify(  # noqa: N802 - the name is gRPC's
+        self,
+        request_iterator: AsyncIterator[verifier_pb2.VerifyRequest],
+        context: grpc.aio.ServicerContext[verifier_pb2.VerifyRequest, verifier_pb2.VerifyResponse],
+    ) -> None:
+        async with conversing(context):
+            writer = MessageWriter(context.write, lambda: None)
+            async for request in request_iterator:
+                for _ in range(request.sequence_id):
+                    writer.send(verifier_pb2.VerifyResponse())
+                await writer.close()
+                raise InvalidRequestError("event", "is not set")
+
+
+@pytest.mark.parametrize("num_answers", [0, 1, 3])
+async def test_a_stream_ends_at_once_while_its_first_answers_are_on_their_way(
+    num_answers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(["coppice.v1.VerifierService"])
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(FailingVerifier(), server.grpc)
+    port = await server.start("127.0.0.1:0")
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=10)
+        await call.write(verifier_pb2.VerifyRequest(sequence_id=num_answers))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert (await call.code(), await call.details()) == STATUS
+    await server.stop(grace_s=0)
+    assert not caplog.records
