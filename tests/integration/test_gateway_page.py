@@ -269,6 +269,9 @@ async def test_a_server_that_is_lost_in_an_answer_is_told_there_and_the_question
             await process.wait()
         await page.until(FIGURES)
         assert await text_of(page, ".message .figures") == "The connection to the server is lost."
+        told = "getComputedStyle(document.querySelector('.message .figures')).color"
+        red, green, _ = await page.evaluate(f"{told}.match(/\\d+/g).map(Number)")
+        assert red > 2 * green
         assert await page.evaluate("document.getElementById('question').value") == "where am I?"
         await page.until("document.getElementById('state').className === 'gone'")
         async with gateway_to(one.address, listen_address=f"127.0.0.1:{port}"):
