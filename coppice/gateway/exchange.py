@@ -17,6 +17,8 @@ COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 # Of the event loop, until the end of a connection is seen that came with the request.
 _TURNS = 4
+# Key of `HttpExchange.becomes` in the state of a scope.
+BECOMES = "becomes"
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -36,6 +38,10 @@ class HttpExchange:
         self.headers = Headers(scope=scope)
         # IP address of the client; empty if the server does not know it.
         self.client: str = (scope.get("client") or ("",))[0]
+        # Its connection, by IP address and port.
+        self.connection = "{}:{}".format(*(scope.get("client") or ("", 0)))
+        # By the server: takes note of the calls that the request becomes, and of the bytes that they share.
+        self.becomes: Callable[[int, int], object] = scope.get("state", {}).get(BECOMES, _nothing)
         self.headers_sent: dict[str, str] = {}
         # Of the answer, once it has begun.
         self.status: int | None = None
@@ -174,6 +180,10 @@ class HttpExchange:
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _nothing(num_calls: int, num_bytes: int) -> None:
+    pass
 
 
 def _too_large(max_bytes: int) -> ApiError:

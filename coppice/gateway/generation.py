@@ -20,11 +20,14 @@ from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
 from coppice.gateway.tool_calls import AnswerParser, ForcedCall, PlainText, RequiredCall, TaggedCalls
 from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, renaming
-from coppice.gateway.upstream import Call, ServedModel
+from coppice.gateway.upstream import Call, Metadata, ServedModel
 from coppice.v1 import inference_pb2
 
 # After a client that left before its answer was complete.
 _WARY_S = 1.0
+
+
+NewChoice = Callable[[int], AnswerChoice]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,22 @@ class AnswerForm:
     prefix: str
     whole: str
     chunk: str
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is kept of a body once its requests are made: which model it means, and the shape of its answer.
+
+    `new_choice` makes the choice of an index, without text; `rename` gives fields of the contract their names in HTTP.
+    """
+
+    model: str
+    is_streamed: bool
+    num_outputs: int
+    tells_usage: bool
+    counts_usage: bool
+    new_choice: NewChoice
+    rename: Callable[[str], str]
 
 
 class Generate(Endpoint):
@@ -52,37 +71,54 @@ class Generate(Endpoint):
         """
 
     @abstractmethod
-    def choice(self, fields: Any, index: int) -> AnswerChoice:
-        """A choice of the answer, without text."""
+    def choices(self, fields: Any) -> NewChoice:
+        """Maker of the answer's choices, without text, by index; it keeps none of the fields."""
 
     async def respond(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
         """Answer whole, or in a stream of events."""
+        metadata = caller_metadata(exchange.headers, fields.user)
+        generating = self._generate(exchange, self._wish(fields), self.requests(fields, identity), metadata, identity)
+        # The body may be large, and its answer take long.
+        del fields
         try:
-            await self._generate(exchange, fields, identity)
+            await generating
         except ClientGoneError:
             self._wary_until_s = asyncio.get_running_loop().time() + _WARY_S
             raise
 
-    async def _generate(self, exchange: HttpExchange, fields: GenerationFields, identity: str) -> None:
-        metadata = caller_metadata(exchange.headers, fields.user)
+    def _wish(self, fields: GenerationFields) -> Wish:
+        options = fields.stream_options
+        return Wish(
+            model=fields.model,
+            is_streamed=bool(fields.stream),
+            num_outputs=1 if fields.n is None else fields.n,
+            tells_usage=options is not None and bool(options.include_usage),
+            counts_usage=options is not None and bool(options.continuous_usage_stats),
+            new_choice=self.choices(fields),
+            rename=renaming(fields),
+        )
+
+    async def _generate(
+        self, exchange: HttpExchange, wish: Wish, requests: CallRequests, metadata: Metadata, identity: str
+    ) -> None:
         timeout_s = self.timeout_s(exchange)
-        requests = self.requests(fields, identity)
+        exchange.becomes(len(requests.prompts), len(requests.shared))
         # Where clients have left, others that leave at once cost no generation.
         if asyncio.get_running_loop().time() < self._wary_until_s:
             await exchange.stays()
-        model = await self._upstream.model_named(fields.model, metadata)
+        model = await self._upstream.model_named(wish.model, metadata)
         begin = partial(self._upstream.generate, requests.shared)
-        calls = [begin(prompt, metadata, timeout_s, exchange.client) for prompt in requests.prompts]
+        caller = (exchange.client, exchange.connection)
+        calls = [begin(prompt, metadata, timeout_s, *caller) for prompt in requests.prompts]
         del requests, begin
         try:
-            answer = Answer(self.form, model, fields, identity, partial(self.choice, fields))
-            rename = renaming(fields)
+            answer = Answer(self.form, model, wish, identity)
             async with exchange.watched(lambda: _cancel(calls)):
-                if fields.stream:
+                if wish.is_streamed:
                     async with exchange.kept_alive(self._config.keep_alive_s):
-                        await _stream(exchange, calls, answer, fields, rename)
+                        await _stream(exchange, calls, answer, wish.rename)
                 else:
-                    async for place, message in received(calls, rename):
+                    async for place, message in received(calls, wish.rename):
                         answer.add(place, message)
                     await exchange.answer(200, answer.whole(), answer.headers())
         finally:
@@ -99,9 +135,9 @@ class Completions(Generate):
         """Requests of the contract, one per prompt."""
         return completion_requests(fields, identity)
 
-    def choice(self, fields: CompletionFields, index: int) -> AnswerChoice:
-        """A choice without text."""
-        return CompletionChoice(index, Wanted(fields.logprobs is not None, bool(fields.return_token_ids)))
+    def choices(self, fields: CompletionFields) -> NewChoice:
+        """Maker of choices without text."""
+        return partial(CompletionChoice, wanted=Wanted(fields.logprobs is not None, bool(fields.return_token_ids)))
 
 
 class ChatCompletions(Generate):
@@ -114,45 +150,35 @@ class ChatCompletions(Generate):
         """The request of the contract."""
         return chat_requests(fields, identity)
 
-    def choice(self, fields: ChatFields, index: int) -> AnswerChoice:
-        """A choice without text."""
-        return ChatChoice(index, Wanted(bool(fields.logprobs), bool(fields.return_token_ids)), _parser(fields))
+    def choices(self, fields: ChatFields) -> NewChoice:
+        """Maker of choices without text."""
+        wanted, new_parser = Wanted(bool(fields.logprobs), bool(fields.return_token_ids)), _parsers(fields)
+        return lambda index: ChatChoice(index, wanted, new_parser())
 
 
 class Answer:
     """An answer that grows: its choices, in chunks and whole."""
 
-    def __init__(
-        self,
-        form: AnswerForm,
-        model: ServedModel,
-        fields: GenerationFields,
-        identity: str,
-        new_choice: Callable[[int], AnswerChoice],
-    ) -> None:
+    def __init__(self, form: AnswerForm, model: ServedModel, wish: Wish, identity: str) -> None:
         self._form = form
         self._head = {"id": form.prefix + identity, "created": int(time.time()), "model": model.name}
         self._fingerprint = {"system_fingerprint": model.info.serving_fingerprint or None}
-        self._num_outputs = 1 if fields.n is None else fields.n
+        self._wish = wish
         # Made when their outputs begin: the number is the request's, and may be refused.
-        self._new_choice = new_choice
         self._choices: dict[int, AnswerChoice] = {}
-        options = fields.stream_options
-        self._tells_usage = options is not None and bool(options.include_usage)
-        self._counts_usage = options is not None and bool(options.continuous_usage_stats)
 
     def add(self, place: int, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
         """Add a message of the prompt at `place`; returns the chunk, None if there is nothing to say."""
-        index = place * self._num_outputs + message.output_index
+        index = place * self._wish.num_outputs + message.output_index
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = self._new_choice(index)
+            choice = self._choices[index] = self._wish.new_choice(index)
         shown = choice.add(message)
         return None if shown is None else self._chunk([shown])
 
     def usage_chunk(self) -> dict[str, Any] | None:
         """The chunk after all others, which has the usage; None unless asked for."""
-        return {**self._chunk([]), "usage": self._usage()} if self._tells_usage else None
+        return {**self._chunk([]), "usage": self._usage()} if self._wish.tells_usage else None
 
     def whole(self) -> dict[str, Any]:
         """The answer in one piece, after all messages."""
@@ -173,15 +199,15 @@ class Answer:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {**self._head, "object": self._form.chunk, **self._fingerprint, "choices": choices}
-        if not self._tells_usage:
+        if not self._wish.tells_usage:
             return head
-        return {**head, "usage": self._usage() if self._counts_usage else None}
+        return {**head, "usage": self._usage() if self._wish.counts_usage else None}
 
     def _ordered(self) -> list[AnswerChoice]:
         return [self._choices[index] for index in sorted(self._choices)]
 
     def _usage(self) -> dict[str, Any]:
-        return usage_fields(self._choices, self._num_outputs)
+        return usage_fields(self._choices, self._wish.num_outputs)
 
 
 async def received(
@@ -235,7 +261,6 @@ async def _stream(
     exchange: HttpExchange,
     calls: Sequence[Call],
     answer: Answer,
-    fields: GenerationFields,
     rename: Callable[[str], str],
 ) -> None:
     async for place, message in received(calls, rename):
@@ -247,14 +272,20 @@ async def _stream(
     await exchange.end()
 
 
-def _parser(fields: ChatFields) -> AnswerParser:
-    """Reader of the calls that an answer may have."""
-    names, call_id = [tool.function.name for tool in fields.tools or ()], f"call_{uuid.uuid4().hex[:24]}"
-    if not names or fields.tool_choice == "none":
-        return PlainText()
-    if isinstance(fields.tool_choice, ChosenTool):
-        return ForcedCall(fields.tool_choice.function.name, call_id)
-    return RequiredCall(names, call_id) if fields.tool_choice == "required" else TaggedCalls(names, call_id)
+def _parsers(fields: ChatFields) -> Callable[[], AnswerParser]:
+    """Maker of readers of the calls that an answer may have."""
+    names, choice = [tool.function.name for tool in fields.tools or ()], fields.tool_choice
+    if not names or choice == "none":
+        return PlainText
+    if isinstance(choice, ChosenTool):
+        name = choice.function.name
+        return lambda: ForcedCall(name, _call_id())
+    kind = RequiredCall if choice == "required" else TaggedCalls
+    return lambda: kind(names, _call_id())
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def _cancel(calls: Sequence[Call]) -> None:

@@ -70,14 +70,16 @@ class Upstream:
         for channel in self._channels.values():
             await channel.close()
 
-    def generate(self, shared: bytes, prompt: bytes, metadata: Metadata, timeout_s: float, client: str) -> Call:
-        """Begin a generation for a client at this IP address; the serialized request is in two parts."""
+    def generate(
+        self, shared: bytes, prompt: bytes, metadata: Metadata, timeout_s: float, client: str, connection: str
+    ) -> Call:
+        """Begin a generation for a connection of a client, an IP address; the serialized request is in two parts."""
         number = _channel_number(client)
         channel = self._channels.get(number)
         if channel is None:
             channel = self._channels[number] = self._open()
         parse = inference_pb2.GenerateResponse.FromString
-        return channel.call(GENERATE, prompt, parse, metadata, timeout_s, shared, client)
+        return channel.call(GENERATE, prompt, parse, metadata, timeout_s, shared, client, connection)
 
     def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:
         """Begin to watch rounds, of one request or of all that the caller may see."""

@@ -715,7 +715,7 @@ async def test_clients_of_other_addresses_have_other_connections_to_the_orchestr
         request = inference_pb2.GenerateRequest(prompt="def ")
         request.stopping.max_tokens = 2
         for client in ("127.0.0.1", "127.0.0.2", "127.0.0.1", "::1", ""):
-            async for _ in upstream.generate(b"", request.SerializeToString(), (), 5.0, client):
+            async for _ in upstream.generate(b"", request.SerializeToString(), (), 5.0, client, ""):
                 pass
         assert len(upstream._channels) == 3
         await upstream.close()

@@ -40,14 +40,20 @@ class LoopCall(Generic[Message]):
     """
 
     def __init__(
-        self, headers: Headers, request: Sequence[bytes], parse: Callable[[bytes], Message], client: str = ""
+        self,
+        headers: Headers,
+        request: Sequence[bytes],
+        parse: Callable[[bytes], Message],
+        client: str = "",
+        connection: str = "",
     ) -> None:
         """Made by a channel; `request` is in parts, and `parse` reads a message and raises ValueError.
 
-        `client` names the client whose turn it takes.
+        `client` and `connection` name the client whose turn it takes, and that client's connection.
         """
         self.headers = headers
         self.client = client
+        self.connection = connection
         # Kept until the server has answered: it may be sent again.
         self._request = request
         # By servers that say that they have not looked at it.

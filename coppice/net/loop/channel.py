@@ -15,7 +15,7 @@ from coppice.net.certificates import Certificates
 from coppice.net.frames import Headers
 from coppice.net.loop.call import PREFIX_BYTES, LoopCall
 from coppice.net.loop.connection import LoopConnection
-from coppice.net.loop.waiting import WaitingCalls
+from coppice.net.turns import Turns
 
 Message = TypeVar("Message")
 
@@ -48,7 +48,7 @@ class LoopChannel:
         # With those whose servers take no more calls, while the last ones run.
         self._connections: set[LoopConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
-        self._waiting = WaitingCalls()
+        self._waiting: Turns[LoopCall[Any]] = Turns()
         self._is_closed = False
 
     def call(
@@ -60,15 +60,16 @@ class LoopChannel:
         timeout_s: float = math.inf,
         shared: bytes = b"",
         client: str = "",
+        connection: str = "",
     ) -> LoopCall[Message]:
         """Begin a call of a method with one request; it is sent once there is a connection with room.
 
         `metadata` is printable ASCII; `parse` reads a message. `shared` is the request's first part, which calls may
-        have in common. Calls of clients take turns by their name.
+        have in common. Clients take turns by their name, and then a client's connections.
         """
         named = [(name.encode(), value.encode()) for name, value in metadata]
         prefix = b"\0" + (len(shared) + len(request)).to_bytes(PREFIX_BYTES - 1, "big")
-        call = LoopCall(self._headers(path, timeout_s) + named, (prefix, shared, request), parse, client)
+        call = LoopCall(self._headers(path, timeout_s) + named, (prefix, shared, request), parse, client, connection)
         if timeout_s < math.inf:
             call.deadline = asyncio.get_running_loop().call_later(timeout_s, _expire, call)
         self._begin(call)
@@ -125,7 +126,9 @@ class LoopChannel:
 
     def _begin(self, call: LoopCall[Any]) -> None:
         if not call.has_ended:
-            self._waiting.add(call)
+            self._waiting.add(call, call.client, call.connection)
+            # Until it is taken.
+            call.on_cancel = lambda: self._waiting.remove(call, call.client, call.connection)
             self._go_on()
 
     async def _connect(self) -> None:

@@ -42,8 +42,10 @@ _WINDOW_BYTES = 1 << 20
 _LEAST_UPDATE_BYTES = 16 * 1024
 # Before the server has named its own number.
 _FIRST_MAX_CALLS = 100
-# A client may have this share of the places.
+# A client may have this share of the places, and this many calls besides one of each of its connections: others wait
+# here, where its connections take turns, and not at the server.
 _CLIENT_SHARE = 0.75
+_MORE_CALLS = 64
 _PING = b"coppice\0"
 _CODES = {
     CANCEL: grpc.StatusCode.CANCELLED,
@@ -68,8 +70,11 @@ class LoopConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, AnyCall] = {}
-        # Calls by client, and clients with a call that is not sent yet.
+        # Calls by client, by its connections, and those besides the first of a connection by client.
         self._counts: Counter[str] = Counter()
+        self._of_connections: Counter[tuple[str, str]] = Counter()
+        self._more: Counter[str] = Counter()
+        # Clients with a call that is not sent yet.
         self._sending: set[str] = set()
         self._next = 1
         self._max_calls = _FIRST_MAX_CALLS
@@ -96,9 +101,11 @@ class LoopConnection(asyncio.Protocol):
         """Whether it has ended."""
         return self._transport is None
 
-    def may_begin(self, client: str) -> bool:
-        """Whether one more call of a client may be begun now: it has a place, and its last one is sent."""
+    def may_begin(self, client: str, connection: str) -> bool:
+        """Whether one more call of a client's connection may be begun now: it has a place, and its last one is sent."""
         if not self.is_open or len(self._calls) >= self._max_calls or client in self._sending:
+            return False
+        if self._of_connections[client, connection] and self._more[client] >= _MORE_CALLS:
             return False
         return self._counts[client] < max(1, _CLIENT_SHARE * self._max_calls)
 
@@ -117,6 +124,8 @@ class LoopConnection(asyncio.Protocol):
         number, self._next = self._next, self._next + 2
         self._calls[number] = call
         self._counts[call.client] += 1
+        self._more[call.client] += (call.client, call.connection) in self._of_connections
+        self._of_connections[call.client, call.connection] += 1
         call.begin(self._first_window)
         call.on_cancel = lambda: self._cancelled(number)
         call.on_room = lambda: self._return_window(number, call)
@@ -291,7 +300,14 @@ class LoopConnection(asyncio.Protocol):
 
     def _forget(self, number: int) -> AnyCall:
         call = self._calls.pop(number)
-        self._counts -= Counter((call.client,))
+        self._counts[call.client] -= 1
+        self._of_connections[call.client, call.connection] -= 1
+        if self._of_connections[call.client, call.connection]:
+            self._more[call.client] -= 1
+        else:
+            del self._of_connections[call.client, call.connection]
+        if not self._counts[call.client]:
+            del self._counts[call.client], self._more[call.client]
         if self._unsent.pop(call, None) is not None:
             self._sending.discard(call.client)
         if self._is_leaving and not self._calls:

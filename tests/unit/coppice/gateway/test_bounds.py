@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from coppice.gateway.body_room import SMALL_BYTES, BodyRoom
 from coppice.gateway.config import GatewayConfig
+from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.errors import ApiError
 from coppice.gateway.fields import CompletionFields, parse
+from coppice.gateway.generation import Completions
 from coppice.gateway.http_server import OpenConnections, serving
+from coppice.gateway.upstream import ServedModel
+from coppice.net.guard.turnstile import Turnstile
+from coppice.v1 import inference_pb2
 
 
 class FakeConnection:
@@ -155,3 +163,69 @@ async def test_an_offered_upgrade_is_ignored(offer: bytes, size: int, is_chunked
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.close()
     assert seen == [("/a", b"q=1", body, b"m")] * 2
+
+
+class WaitingUpstream:
+    """An orchestrator that takes calls and answers none."""
+
+    def __init__(self) -> None:
+        self.connections: list[str] = []
+        self.is_called = asyncio.Event()
+
+    async def model_named(self, name: str, metadata: Any) -> ServedModel:
+        return ServedModel(name, inference_pb2.GetModelInfoResponse())
+
+    def generate(self, *parts: Any) -> Any:
+        self.connections.append(parts[-1])
+        self.is_called.set()
+        return WaitingCall()
+
+
+class WaitingCall:
+    """A call without an answer, until it is cancelled."""
+
+    def __init__(self) -> None:
+        self._end = asyncio.Event()
+
+    def cancel(self) -> None:
+        self._end.set()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await self._end.wait()
+        raise asyncio.CancelledError
+        yield
+
+
+class KeptCompletions(Completions):
+    """Remembers the fields of the latest body weakly."""
+
+    latest: weakref.ref[Any]
+
+    async def _fields(self, exchange: Any) -> Any:
+        fields = await super()._fields(exchange)
+        self.latest = weakref.ref(fields)
+        return fields
+
+
+async def test_a_body_is_dropped_while_its_calls_wait_and_each_of_them_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = GatewayConfig(listen_address="127.0.0.1:0", orchestrator_address="127.0.0.1:1")
+    upstream, charged = WaitingUpstream(), list[float]()
+    endpoint = KeptCompletions(upstream, config, GatewayCounts(), BodyRoom())  # type: ignore[arg-type]
+    monkeypatch.setattr(Turnstile, "charge", lambda _, __, units: charged.append(units))
+    body = json.dumps({"model": "toy", "prompt": ["a"] * 64, "guided_regex": "a" * 10240}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    async with asyncio.timeout(10.0), serving(endpoint, config, None) as address:
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head % len(body) + body)
+        await upstream.is_called.wait()
+        await asyncio.sleep(0.05)
+        gc.collect()
+        assert endpoint.latest() is None
+        name, own_port = writer.get_extra_info("sockname")
+        assert upstream.connections == [f"{name}:{own_port}"] * 64
+        # What was read, and 64 calls with ten KiB in each but the first.
+        assert 63 * (5 + 10) + 5 < sum(charged) < 63 * (5 + 11) + 5 + 20
+        writer.close()

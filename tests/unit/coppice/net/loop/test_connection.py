@@ -137,11 +137,11 @@ def call_of(client: str, request: bytes) -> LoopCall[bytes]:
 async def test_a_client_with_much_to_send_waits_for_its_own_and_others_send_in_turn() -> None:
     peer = Peer(message(b""))
     for client in ("much", "more"):
-        assert peer.connection.may_begin(client)
+        assert peer.connection.may_begin(client, "")
         peer.connection.begin(call_of(client, message(bytes(400_000))))
         # One of its requests is under way at a time.
-        assert not peer.connection.may_begin(client)
-    assert peer.connection.may_begin("small")
+        assert not peer.connection.may_begin(client, "")
+    assert peer.connection.may_begin("small", "")
     peer.connection.begin(call_of("small", message(b"small")))
     small = FIRST + 6
     peer.wire.take()
@@ -150,20 +150,20 @@ async def test_a_client_with_much_to_send_waits_for_its_own_and_others_send_in_t
     peer.says(frames.window_update(0, 3 * frames.MAX_FRAME_BYTES))
     assert {number for _, number, _ in peer.sent(DATA)} == {FIRST + 2, FIRST + 4, small}
     peer.says(frames.window_update(0, 1_000_000))
-    assert peer.connection.may_begin("much")
+    assert peer.connection.may_begin("much", "")
 
 
 async def test_a_client_has_three_quarters_of_the_places_at_most() -> None:
     peer = Peer(message(b""))
     peer.says(frames.settings([(frames.SETTINGS_MAX_CONCURRENT_STREAMS, 8)]))
     calls = []
-    while peer.connection.may_begin("many"):
+    while peer.connection.may_begin("many", ""):
         calls.append(call_of("many", message(b"")))
         peer.connection.begin(calls[-1])
     assert len(calls) == 6
-    assert peer.connection.may_begin("other")
+    assert peer.connection.may_begin("other", "")
     calls[0].cancel()
-    assert peer.connection.may_begin("many")
+    assert peer.connection.may_begin("many", "")
 
 
 class Part(bytearray):
@@ -286,3 +286,25 @@ async def test_a_cancelled_call_is_reset_and_what_still_comes_is_dropped() -> No
     with pytest.raises(asyncio.CancelledError):
         await anext(peer.call)
     assert not peer.wire.is_closed
+
+
+async def test_calls_besides_the_first_of_a_connection_share_few_places() -> None:
+    peer = Peer()
+    peer.says(frames.settings([(frames.SETTINGS_MAX_CONCURRENT_STREAMS, 1024)]))
+    calls: list[LoopCall[bytes]] = []
+
+    def begin_all(connection: str, most: int) -> int:
+        begun = 0
+        while begun < most and peer.connection.may_begin("a", connection):
+            calls.append(LoopCall([(b":path", b"/x")], (b"\0\0\0\0\0",), bytes, "a", connection))
+            peer.connection.begin(calls[-1])
+            begun += 1
+        return begun
+
+    assert [begin_all("many", 500), begin_all("many", 500), begin_all("one", 500), begin_all("two", 1)] == [65, 0, 1, 1]
+    calls[0].cancel()
+    assert begin_all("many", 500) == 1
+    for call in calls:
+        call.cancel()
+    assert begin_all("one", 500) == 65
+    peer.connection.close()
