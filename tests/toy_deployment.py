@@ -158,7 +158,9 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
 
     async def check(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
         """The request, valid."""
-        return await validate(request, INFO, TOKENIZER, ChatTemplate(""), frozenset(self.sources), self.sources)
+        return await validate(
+            request, INFO, TOKENIZER, ChatTemplate(""), frozenset(self.sources), self.sources, at_once
+        )
 
     def seed(self, first: int, index: int) -> int:
         """The seed of one of several outputs."""
@@ -388,3 +390,8 @@ async def serving_toy(toy: ToyDeployment) -> AsyncIterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+async def at_once(encode: Callable[[], list[int]]) -> list[int]:
+    """The encoder of long prompts, without turns."""
+    return encode()

@@ -12,10 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from coppice.core.least_tokens import METASPACE, LeastTokens
+
 # Decoded form of an incomplete multi-byte character.
 _INCOMPLETE = "\ufffd"
-# Space of SentencePiece vocabularies, and their pieces of single bytes.
-_METASPACE = "\u2581"
+# Pieces of single bytes in SentencePiece vocabularies.
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -77,6 +78,7 @@ class TargetTokenizer:
         added = content.get("added_tokens") or ()
         self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}
         self._token_bytes: dict[int, bytes] = {}
+        self._least = LeastTokens(content, self._tokenizer, _BYTE_OF)
 
     @property
     def vocab_size(self) -> int:
@@ -93,6 +95,10 @@ class TargetTokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         ids: list[int] = encoding.ids
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Lower bound of the number of a text's tokens; takes about 2 ms for a million characters."""
+        return self._least.of(text)
 
     def decode(self, token_ids: Sequence[int], *, skips_special: bool = True) -> str:
         """Text of token ids, without special tokens or with their names."""
@@ -122,7 +128,7 @@ class TargetTokenizer:
         if "ByteFallback" in self._decoders and (match := _BYTE_PIECE.fullmatch(piece)):
             return bytes.fromhex(match[1])
         if self._decoders & {"Metaspace", "Replace"}:
-            return piece.replace(_METASPACE, " ").encode()
+            return piece.replace(METASPACE, " ").encode()
         return self.token_text(token_id).encode()
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:

@@ -27,9 +27,11 @@ from coppice.version import VERSION
 from orchestrator.admission.admission import Admission, Ticket
 from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
+from orchestrator.api.encoder import Encoder
 from orchestrator.api.round_messages import load_report, round_report
 from orchestrator.api.tenant_usage import TenantUsage, keep_limits
-from orchestrator.api.validation import GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
+from orchestrator.api.tenants import Tenant
+from orchestrator.api.validation import Encode, GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
@@ -61,8 +63,6 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 # Time after the deadline for a client to read the error before its call is cancelled.
 UNREAD_GRACE_S = 5.0
-# Calls of Tokenize at work at once: they share the threads that tokenize long prompts of requests.
-MAX_TOKENIZING = 2
 # Time between reports of the load to a call of WatchRounds.
 LOAD_REPORT_S = 0.5
 # Longest call of WatchRounds: how long a token that was revoked may still watch.
@@ -121,7 +121,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tenant_usage = tenant_usage or TenantUsage()
         self.authentication = authentication
         self._undelivered = Undelivered()
-        self._tokenizing = asyncio.Semaphore(MAX_TOKENIZING)
+        self._encoder = Encoder()
         self._telling: set[asyncio.Task[None]] = set()
         self.tally = ServiceCounters(latencies)
 
@@ -168,6 +168,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     self._template,
                     self._drafters.known_kinds() | self._own_sources(),
                     self._sources(),
+                    self._encode(tenant, peer),
                 )
                 if tenant.has_token:
                     valid = replace(valid, cache_salt=self._tenant_usage.salt(tenant, valid.cache_salt))
@@ -244,8 +245,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Token ids of a prompt or a conversation."""
         adds_special = not request.HasField("special_tokens") or request.special_tokens
         try:
-            async with asyncio.timeout(self._timeout_s(context)), self._tokenizing:
-                ids = await prompt_ids(request, self._verifiers.info, self._tokenizer, self._template, adds_special)
+            metadata = context.invocation_metadata()
+            encode = self._encode(calling_tenant(metadata), calling_peer(metadata))
+            async with asyncio.timeout(self._timeout_s(context)):
+                info = self._verifiers.info
+                ids = await prompt_ids(request, info, self._tokenizer, self._template, encode, adds_special)
         except TimeoutError as error:
             raise DeadlineError("other texts were tokenized until the deadline") from error
         tokens = map(self._tokenizer.token_bytes, ids) if request.token_bytes else ()
@@ -316,6 +320,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _sources(self) -> list[str]:
         return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
+
+    def _encode(self, tenant: Tenant, peer: str) -> Encode:
+        """The encoder, for a caller's turns: those of its tenant if a token proves it, else of its host."""
+        host, connection = (tenant.name, "") if tenant.has_token else (peer.rpartition(":")[0], peer)
+        return functools.partial(self._encoder.run, host=host, connection=connection)
 
     def _timeout_s(self, context: Context) -> float:
         remaining_s: float | None = context.time_remaining()

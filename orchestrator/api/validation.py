@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import uuid
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from coppice.core.chat import FIELD as CHAT
@@ -52,12 +50,13 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 LEAST_BYTES_PER_TOKEN = 32
 # Takes about a millisecond to tokenize; longer prompts are tokenized off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
-# One long prompt at a time: many of them leave the other cores to the rest.
-_ENCODER = ThreadPoolExecutor(1, thread_name_prefix="encode")
 # Calls of tools in all messages of a conversation.
 MAX_CALLS = 512
 # Cost of one chat message in the template, in characters of prompt.
 MESSAGE_CHARACTERS = 64
+
+# Runs the encoding of a long prompt when it is its turn.
+Encode = Callable[[Callable[[], list[int]]], Awaitable[list[int]]]
 
 _MODES = inference_pb2.SpeculationPolicy
 
@@ -152,6 +151,7 @@ async def validate(
     template: ChatTemplate,
     known_sources: frozenset[str],
     connected_sources: Sequence[str],
+    encode: Encode,
 ) -> GenerationRequest:
     """Check a request and fill in its defaults.
 
@@ -172,7 +172,7 @@ async def validate(
     _check_vocabulary(message, sampling, stopping, info.vocab_size)
     _check_sources(message.speculation, known_sources, connected_sources)
     _check_resume(message, stopping)
-    ids = await _input_ids(message, info, tokenizer, template)
+    ids = await _input_ids(message, info, tokenizer, template, encode)
     _check_context(message, len(ids), info.max_context_tokens)
     policy = message.speculation
     samples_drafts = wire.samples_drafts(policy.acceptance, sampling.temperature)
@@ -313,10 +313,18 @@ def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOpti
 
 
 async def _input_ids(
-    message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer, template: ChatTemplate
+    message: inference_pb2.GenerateRequest,
+    info: VerifierInfo,
+    tokenizer: TargetTokenizer,
+    template: ChatTemplate,
+    encode: Encode,
 ) -> tuple[int, ...]:
     if message.WhichOneof("input") != "token_ids":
-        return await prompt_ids(message, info, tokenizer, template)
+
+        def check(text: str) -> None:
+            _check_context(message, tokenizer.least_tokens(text), info.max_context_tokens, "at least ")
+
+        return await prompt_ids(message, info, tokenizer, template, encode, check=check)
     if not message.token_ids.ids:
         raise InvalidRequestError("token_ids", "must not be empty")
     return tuple(message.token_ids.ids)
@@ -327,9 +335,13 @@ async def prompt_ids(
     info: VerifierInfo,
     tokenizer: TargetTokenizer,
     template: ChatTemplate,
+    encode: Encode,
     adds_special: bool = True,
+    check: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, ...]:
     """Token ids of a request's text or conversation; `adds_special` is for a text.
+
+    `check` may refuse the text, a conversation's in its template, before it is encoded.
 
     Raises:
         InvalidRequestError: there is none, it is too long or encodes to no tokens, or the template refuses it.
@@ -356,16 +368,16 @@ async def prompt_ids(
         raise InvalidRequestError(kind, text)
     said = [_chat_message(one) for one in conversation.messages]
 
-    def encode() -> list[int]:
-        if said:
-            # Templates contain the special tokens themselves.
-            return tokenizer.encode(template.render(said, conversation.tools), adds_special=False)
-        return tokenizer.encode(message.prompt, adds_special=adds_special)
+    def encoded() -> list[int]:
+        # Templates contain the special tokens themselves.
+        text = template.render(said, conversation.tools) if said else message.prompt
+        check(text)
+        return tokenizer.encode(text, adds_special=adds_special and not said)
 
     # Several short messages also cost the template time.
     parts = len(said) + len(calls) + len(conversation.tools)
     is_short = size + parts * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
-    ids = encode() if is_short else await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)
+    ids = encoded() if is_short else await encode(encoded)
     if not ids:
         raise InvalidRequestError(kind, "encodes to no tokens")
     # A tokenizer may have added tokens without a row in the model's embedding.
@@ -383,11 +395,11 @@ def _check_length(field: str, size: int, most: int) -> None:
         raise InvalidRequestError(field, f"has {size} entries, at most {most} are allowed")
 
 
-def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:
+def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int, bound: str = "") -> None:
     total = num_prompt + len(message.resume_token_ids)
     # A resumed output may already fill the context.
     if total > max_context or num_prompt >= max_context:
         raise InvalidRequestError(
             message.WhichOneof("input") or "prompt",
-            f"{total} tokens leave no room in the context of {max_context} tokens",
+            f"{bound}{total} tokens leave no room in the context of {max_context} tokens",
         )

@@ -30,6 +30,7 @@ from orchestrator.config import Config
 from orchestrator.peers.verifier_client import VerifierInfo
 from tests.conftest import StartFakes
 from tests.fakes import FakeVerifier
+from tests.toy_deployment import at_once
 from tests.toy_target import CONTEXT, EOS, FINGERPRINT, MODEL, TOKENIZER_JSON, VOCAB
 from verifier_svc.config import VerifierConfig
 from verifier_svc.grammar.matcher import GrammarVocabulary
@@ -56,7 +57,7 @@ async def take(request: Request) -> None:
     """All that the public API looks at before anything is allocated for a request."""
     wanted_outputs(request, 16)
     certain_tokens(request, CONTEXT)
-    await validate(request, INFO, TOKENIZER, ChatTemplate(""), frozenset({"small-lm"}), ["small-lm"])
+    await validate(request, INFO, TOKENIZER, ChatTemplate(""), frozenset({"small-lm"}), ["small-lm"], at_once)
 
 
 MANY = 400_000
@@ -311,3 +312,19 @@ async def test_metadata_without_end_is_refused(start_fakes: StartFakes) -> None:
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         # Others go on.
         assert (await client.model_info()).model == MODEL
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    def encode(text: str, *, adds_special: bool = True) -> list[int]:
+        encoded.append(text)
+        return [1] * CONTEXT
+
+    monkeypatch.setattr(TOKENIZER, "encode", encode)
+    with pytest.raises(InvalidRequestError, match=r"prompt: at least [0-9]+ tokens leave no room in the context"):
+        await take(Request(prompt="a" * (2 * CONTEXT)))
+    assert not encoded
+    with pytest.raises(InvalidRequestError, match=f"prompt: {CONTEXT} tokens leave no room in the context"):
+        await take(Request(prompt="a"))
+    assert encoded == ["a"]

@@ -170,3 +170,47 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     ticking.join()
     assert len(ids) > 1000
     assert sum(began < moment < began + 0.9 * took for moment in moments) > 5
+
+
+REPEATED = st.lists(st.tuples(TEXT, st.integers(1, 50)), max_size=4).map(
+    lambda parts: "".join(text * number for text, number in parts)
+)
+
+
+@each_tokenizer
+@given(text=REPEATED)
+def test_a_text_has_at_least_as_many_tokens_as_its_bytes_need(tokenizer: TargetTokenizer, text: str) -> None:
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, adds_special=False))
+
+
+def test_the_bound_is_that_of_the_longest_token_of_each_byte() -> None:
+    assert TOKENIZERS["bytes"].least_tokens("caf\u00e9" * 1000) == 4999
+    assert TOKENIZERS["fallback"].least_tokens("ab" * 1000) == 1999
+    text = "def add(a, b):\n    return a + b\n" * 1000
+    most = len(TOKENIZERS["bundled"].encode(text))
+    assert most / 10 < TOKENIZERS["bundled"].least_tokens(text) <= most
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Removed", "invert": False}},
+        {"pre_tokenizer": None},
+    ],
+)
+def test_there_is_no_bound_where_text_may_vanish(changes: dict[str, Any]) -> None:
+    assert TargetTokenizer(byte_tokenizer_json(**changes)).least_tokens("a" * 100_000) == 0
+
+
+def test_added_tokens_may_take_spaces_with_them() -> None:
+    added = json.loads(byte_tokenizer_json())["added_tokens"]
+    stripping = TargetTokenizer(byte_tokenizer_json(added_tokens=[{**added[0], "lstrip": True}]))
+    text = " " * 1000 + "<|end|>"
+    assert stripping.encode(text) == [0]
+    assert stripping.least_tokens(text) <= 1
+    # Seven bytes are one token, in which other letters are.
+    assert TOKENIZERS["bytes"].least_tokens("<|end|>" * 700) <= 700
