@@ -57,6 +57,9 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers beyond those of every answer; `Retry-After` is in whole seconds, as HTTP has it."""
+        if self.status == 401:
+            # RFC 9110, section 15.5.2.
+            return {"www-authenticate": "Bearer"}
         if self.retry_after_s is None:
             return {}
         return {
