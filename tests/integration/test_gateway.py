@@ -610,10 +610,10 @@ async def test_a_token_says_who_calls(start_fakes: StartFakes, tmp_path: Path) -
         for headers in ({}, {"authorization": "Bearer bob!"}, {"authorization": "Basic alice!"}):
             answer = await post(address, COMPLETIONS, fields, **headers)
             assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
-            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.headers["www-authenticate"] == "bearer"
             assert (await post(address, COMPLETIONS, {**fields, "model": "x"}, **headers)).status == 401
             answer = await get(address, "/v1/models", **headers)
-            assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert (answer.status, answer.headers["www-authenticate"]) == (401, "bearer")
         limited = await post(address, COMPLETIONS, {**fields, "max_tokens": 21}, authorization="Bearer alice!")
         assert (limited.status, limited.error["param"]) == (400, "max_tokens")
         # Probes have none.
