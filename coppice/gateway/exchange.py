@@ -40,8 +40,8 @@ class HttpExchange:
         self.client: str = (scope.get("client") or ("",))[0]
         # Its connection, by IP address and port.
         self.connection = "{}:{}".format(*(scope.get("client") or ("", 0)))
-        # By the server: takes note of the calls that the request becomes, and of the bytes that they share.
-        self.becomes: Callable[[int, int], object] = scope.get("state", {}).get(BECOMES, _nothing)
+        # By the server: takes note of the calls that the request becomes.
+        self.becomes: Callable[[int], object] = scope.get("state", {}).get(BECOMES, _nothing)
         self.headers_sent: dict[str, str] = {}
         # Of the answer, once it has begun.
         self.status: int | None = None
@@ -182,7 +182,7 @@ class HttpExchange:
             pass
 
 
-def _nothing(num_calls: int, num_bytes: int) -> None:
+def _nothing(num_calls: int) -> None:
     pass
 
 

@@ -102,7 +102,7 @@ class Generate(Endpoint):
         self, exchange: HttpExchange, wish: Wish, requests: CallRequests, metadata: Metadata, identity: str
     ) -> None:
         timeout_s = self.timeout_s(exchange)
-        exchange.becomes(len(requests.prompts), len(requests.shared))
+        exchange.becomes(len(requests.prompts))
         # Where clients have left, others that leave at once cost no generation.
         if asyncio.get_running_loop().time() < self._wary_until_s:
             await exchange.stays()

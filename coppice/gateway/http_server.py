@@ -42,8 +42,10 @@ MAX_PIPELINED = 16
 _READ_BYTES = 4 * 1024
 _LEAST_UNITS = 3.0
 _BYTES_PER_UNIT = 1024
-# What each call costs besides that a request becomes, one at least.
+# What a request with a body costs besides, and each further call that it becomes: those wait for their turns later, and
+# a high price would hold up all that is read from its host.
 _CALL_UNITS = 5.0
+_MORE_UNITS = 1.0
 # A host may have this share of the connections; uvicorn's own bound counts aborted ones, too.
 _HOST_SHARE = 0.75
 _ABORTED = 256
@@ -239,15 +241,15 @@ class GuardedHttp(HttpToolsProtocol):
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD_BYTES:
             raise ValueError("the head is too large")
         if self.parser.get_method() == b"POST":
-            self._charge_calls(1, 0)
-            self.scope["state"][BECOMES] = lambda num_calls, num_bytes: self._charge_calls(num_calls - 1, num_bytes)
+            self.turnstile.charge(self._account, _CALL_UNITS)
+            self.scope["state"][BECOMES] = self._becomes
         super().on_headers_complete()
         if self.cycle is not None and not self.cycle.response_complete:
             self._open.append(self.cycle)
 
-    def _charge_calls(self, number: int, num_bytes: int) -> None:
-        """Charge calls of this many bytes each; those of one already were charged when it was read."""
-        self.turnstile.charge(self._account, number * (_CALL_UNITS + num_bytes / _BYTES_PER_UNIT))
+    def _becomes(self, num_calls: int) -> None:
+        """Charge the calls of a request besides its first."""
+        self.turnstile.charge(self._account, (num_calls - 1) * _MORE_UNITS)
 
     def on_response_complete(self) -> None:
         self._open.popleft()
