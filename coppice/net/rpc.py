@@ -107,6 +107,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+# Bytes of a status' text in UTF-8. Others than ASCII take three times as many in metadata.
+MAX_STATUS_BYTES = 1024
+
 _GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in grpc.StatusCode}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -139,21 +142,32 @@ def open_channel(
 
 
 def error_status(error: CoppiceError) -> status_pb2.Status:
-    """The error as a google.rpc.Status with BadRequest or RetryInfo details."""
+    """The error as a google.rpc.Status with BadRequest or RetryInfo details.
+
+    Texts are cut: a status travels in metadata, of which clients take 16 KiB, and libraries quote what they refuse.
+    """
     details: Message | None = None
     if isinstance(error, InvalidRequestError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.description)
+        description = _cut(error.description)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=description)
         details = error_details_pb2.BadRequest(field_violations=[violation])
     elif isinstance(error, OverloadedError):
         delay = Duration()
         delay.FromMilliseconds(int(error.retry_after_s * 1000))
         details = error_details_pb2.RetryInfo(retry_delay=delay)
-    status = status_pb2.Status(code=_GRPC_TO_RPC_CODE[error.status], message=str(error))
+    status = status_pb2.Status(code=_GRPC_TO_RPC_CODE[error.status], message=_cut(str(error)))
     if details is not None:
         packed = ProtoAny()
         packed.Pack(details)
         status.details.append(packed)
     return status
+
+
+def _cut(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_STATUS_BYTES:
+        return text
+    return encoded[:MAX_STATUS_BYTES].decode(errors="ignore") + "…"
 
 
 @contextlib.asynccontextmanager
@@ -371,6 +385,6 @@ async def _await(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def status_code_name(code: int) -> str:
-    """Name of a google.rpc.Code."""
-    name: str = code_pb2.Code.Name(code)
+    """Name of a google.rpc.Code; its number if it is none."""
+    name: str = code_pb2.Code.Name(code) if code in code_pb2.Code.values() else f"code {code}"
     return name

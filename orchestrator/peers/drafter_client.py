@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 # bfloat16.
 BYTES_PER_NUMBER = 2
+# Kinds name sources in requests, messages and metrics. Models are named in logs, that much of it.
+_KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MODEL_CHARACTERS = 200
 
 
 class DraftHandler(Protocol):
@@ -207,15 +211,21 @@ class DrafterClient:
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-        if received(described).tokenizer_fingerprint != self._fingerprint:
+        if not _KIND.fullmatch(received(described).kind):
+            self.refusal = "a drafter: its kind is no name"
+            raise IncompatibleError(
+                f"the drafter at {self.address} calls itself {described.kind[:64]!a}: kinds are up to 64 "
+                "letters, digits, dots, dashes and underscores"
+            )
+        who = f"drafter {described.kind} ({described.model[:_MODEL_CHARACTERS]!a}) at {self.address}"
+        if described.tokenizer_fingerprint != self._fingerprint:
             self.refusal = f"drafter {described.kind}: has another tokenizer than the target"
             raise IncompatibleError(
-                f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
-                f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
+                f"{who} has another tokenizer than the "
+                f"target: its fingerprint is {described.tokenizer_fingerprint[:64]!a}, the target's is "
                 f"{self._fingerprint}. Token ids would mean different text, also where the vocabularies have the "
                 "same size"
             )
-        who = f"drafter {described.kind} ({described.model}) at {self.address}"
         if described.needs_features and (lack := self._target.lack(described)):
             self.refusal = f"drafter {described.kind}: needs other features than the target's"
             raise IncompatibleError(f"{who} needs the target's hidden states, {lack}")
@@ -223,7 +233,7 @@ class DrafterClient:
         if made_for and own and made_for != own:
             self.refusal = f"drafter {described.kind}: was made for another target"
             raise IncompatibleError(
-                f"{who} was made for a target with the weights {made_for}, and the target's weights are {own}"
+                f"{who} was made for a target with the weights {made_for[:64]!a}, and the target's weights are {own}"
             )
         self.kind = described.kind
         self.needs_features = described.needs_features

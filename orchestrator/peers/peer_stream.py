@@ -25,6 +25,8 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 # The channel's own backoff must not exceed the stream's, nor the time that requests wait.
 CHANNEL_BACKOFF_MAX_MS = 1000
+# Characters of a peer's own words in logs.
+_MOST_WORDS = 300
 # Unsent messages at which a peer counts as stuck.
 MAX_UNSENT = 8192
 
@@ -121,13 +123,16 @@ class PeerStream(Generic[Request, Response]):
     async def _run(self) -> None:
         delay_s = BACKOFF_MIN_S
         while not self._stopping:
+            begun_s = asyncio.get_running_loop().time()
             reason, was_up = await self._attempt()
             if was_up or self.last_failure is None:
                 logger.warning("no stream to %s (%s), retrying", self._name, reason)
             self.last_failure = reason
             self.num_attempts += 1
             self._announce()
-            delay_s = BACKOFF_MIN_S if was_up else min(delay_s * 2, BACKOFF_MAX_S)
+            # A peer that ends its streams at once is called as rarely as one that is away.
+            has_lasted = was_up and asyncio.get_running_loop().time() - begun_s >= BACKOFF_MAX_S
+            delay_s = BACKOFF_MIN_S if has_lasted else min(delay_s * 2, BACKOFF_MAX_S)
             # Jitter keeps orchestrators from reconnecting in step.
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
 
@@ -138,7 +143,7 @@ class PeerStream(Generic[Request, Response]):
             self.refusal = None
             await self._converse()
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}", self._end()
+            return f"{error.code().name}: {(error.details() or '')[:_MOST_WORDS]}", self._end()
         except UnreadablePeerError:
             return "it sent an unreadable message", self._end()
         except CoppiceError as error:

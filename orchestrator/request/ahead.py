@@ -23,6 +23,8 @@ SendAhead = Callable[[int, TokenTree], None]
 # kept.
 MOST_TREES = 64
 MOST_NODES = 256
+# Nodes of a round's trees of all drafters together; further ones are left out.
+MOST_MERGED = 1024
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,10 @@ class AheadDrafting:
         for rank, draft in enumerate(drafts[:MOST_TREES]):
             if len(draft.tree):
                 self._ranks[draft.assumed] = min(rank, self._ranks.get(draft.assumed, rank))
-        self._tree = merge([self._tree, hung(drafts, source, self._expected)])
-        self._send(length, self._tree)
+        merged = merge([self._tree, hung(drafts, source, self._expected)])
+        if len(merged) <= MOST_MERGED:
+            self._tree = merged
+            self._send(length, self._tree)
         return True
 
     def late(self, length: int, drafts: Sequence[ExpectedDraft], source: str) -> TokenTree:

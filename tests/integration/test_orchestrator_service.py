@@ -55,6 +55,8 @@ CASTS = {
     "gives up": (FakeDrafter(gives_up=True),),
     "foreign token ids": (FakeDrafter(propose=outside_vocabulary),),
     "another tokenizer": (FakeDrafter(tokenizer_fingerprint="other"),),
+    "a kind of megabytes": (FakeDrafter(kind="k" * 3_000_000),),
+    "a kind that is no name": (FakeDrafter(kind="k\n\x1b[2J"),),
     "two": (FakeDrafter(propose=wrong(after=1)), FakeDrafter(kind="diffusion", propose=perfect(depth=6))),
 }
 

@@ -27,6 +27,7 @@ from coppice.net.message_writer import MessageWriter
 from coppice.net.rpc import (
     LIVENESS,
     MAX_MESSAGE_BYTES,
+    MAX_STATUS_BYTES,
     Server,
     conversing,
     open_channel,
@@ -117,6 +118,15 @@ async def test_a_bad_request_names_its_field() -> None:
     assert status.details[0].Unpack(bad_request)
     [violation] = bad_request.field_violations
     assert (violation.field, violation.description) == ("sampling.top_p", "must be in (0, 1], got 2")
+
+
+@pytest.mark.parametrize("text", ["(" * 300_000, "\N{DECIDUOUS TREE}" * 100_000])
+async def test_a_long_text_is_cut_to_what_clients_take(text: str) -> None:
+    """gRPC's clients refuse more than 16 KiB of metadata, and lose the status with it."""
+    error = await failure_of(fail_with(InvalidRequestError("guided", f"no grammar: {text}")))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.details() or "").startswith("guided: no grammar: " + text[0])
+    assert len((error.details() or "").encode()) <= MAX_STATUS_BYTES + 3
 
 
 async def test_overload_says_when_to_come_back() -> None:
@@ -265,6 +275,8 @@ async def test_a_second_server_on_the_same_port_fails() -> None:
 
 def test_a_status_code_has_a_readable_name() -> None:
     assert status_code_name(3) == "INVALID_ARGUMENT"
+    # As a peer may send it.
+    assert status_code_name(-5) == "code -5"
 
 
 STATUS = (grpc.StatusCode.INVALID_ARGUMENT, "event: is not set")

@@ -81,6 +81,20 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_peer_that_ends_its_streams_at_once_is_called_rarely() -> None:
+    def ended() -> Call:
+        call = Call()
+        call.cancel()
+        return call
+
+    owner = Owner()
+    owner.stream = PeerStream("peer", ended, owner)  # type: ignore[arg-type,return-value]
+    owner.stream.start()
+    await asyncio.sleep(1.0)
+    await owner.stream.stop()
+    assert 2 <= owner.stream.num_lost <= 8
+
+
 async def test_a_message_is_being_written_before_the_sender_goes_on() -> None:
     call = Call()
     async with connected(call) as owner:

@@ -13,7 +13,7 @@ from coppice.v1 import drafter_pb2
 from coppice.wire.convert import tree_to_proto
 from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.planner.base import FixedPlanner
-from orchestrator.request.ahead import MOST_NODES, AheadCounts, ExpectedDraft, hung
+from orchestrator.request.ahead import MOST_MERGED, MOST_NODES, AheadCounts, ExpectedDraft, hung
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
@@ -168,6 +168,15 @@ async def test_huge_and_many_trees_are_bounded_in_their_order() -> None:
     for _ in range(20):
         one.drafting.on_ahead("a", 3, many)
     assert len(one.ahead[-1][1]) <= MOST_NODES
+
+
+async def test_trees_of_a_round_are_bounded_together() -> None:
+    one = Request()
+    one.drafting.on_tree("a", 3, (), chain([7, 8]))
+    for first in range(20):
+        different = [ExpectedDraft((first, number), -1.0, chain([1, 2, 3])) for number in range(50)]
+        one.drafting.on_ahead("a", 3, different)
+    assert 0 < len(one.ahead[-1][1]) <= MOST_MERGED
 
 
 async def test_tokens_and_probabilities_that_make_no_sense_are_refused() -> None:
