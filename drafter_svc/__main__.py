@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from coppice.checkpoints.files import one_line
+from coppice.checkpoints.files import message_of, one_line
 from coppice.core.errors import CoppiceError
 from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.memory_limit import check_memory
@@ -43,7 +43,7 @@ def main() -> int:
     try:
         drafter = load_drafter(config)
     except (CoppiceError, OSError, ValueError) as error:
-        logger.error("MODEL %r cannot be used: %s", config.model, error)
+        logger.error("MODEL %r cannot be used: %s", config.model, message_of(error))
         return BAD_CONFIGURATION
     except MemoryError as error:
         logger.error("no memory for MODEL %r (%s)", config.model, one_line(error))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from coppice.checkpoints.files import one_line
+from coppice.checkpoints.files import message_of, one_line
 from coppice.core.errors import CoppiceError
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import Server, first_of, is_loopback, run, stop_signal
@@ -113,7 +113,7 @@ def run_verifier(config: VerifierConfig, certificates: Certificates | None = Non
             # After starting the other ranks: it starts a thread.
             tracer = open_tracer("coppice-verifier", os.environ)
         except (CoppiceError, ValueError, OSError) as error:
-            logger.error("%s", error)
+            logger.error("%s", message_of(error))
             sys.exit(CONFIGURATION_ERROR)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "not enough memory" not in str(error):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from coppice.checkpoints.bundled import missing_model
+from coppice.checkpoints.files import refuse_special_files
 from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpoint
 from coppice.checkpoints.hub import refuse_absent
 from coppice.core.errors import IncompatibleError
@@ -96,7 +97,8 @@ def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str
 
     Raises:
         NotInstalledError: the catalogue's model is not installed.
-        IncompatibleError: there is no such model, the file cannot be converted, or the cache cannot be written.
+        IncompatibleError: there is no such model, a file of it is a pipe or a device, the GGUF file cannot be
+            converted, or the cache cannot be written.
     """
     known = None if Path(model).is_dir() else CATALOGUE.get(model)
     if known is None:
@@ -107,6 +109,7 @@ def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str
         if not Path(model).exists() and (meant := difflib.get_close_matches(model, CATALOGUE, 1, _ALIKE)):
             raise IncompatibleError(f"there is no model {model}: did you mean {meant[0]}?")
         refuse_absent(model)
+        refuse_special_files(model)
         return model
     if (file := known.file()) is None:
         raise NotInstalledError(known)

@@ -7,10 +7,12 @@ that can be loaded here. Tensors are checked after loading, see `loaded_weights.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coppice.checkpoints.config_numbers import refuse_absurd_numbers, refuse_more_layers
 from coppice.checkpoints.hub import refuse_absent
 from coppice.core.errors import IncompatibleError
 
@@ -29,7 +31,13 @@ _PLAIN_NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 # Same limit as in safetensors.
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
+# Of a JSON file; the largest tokenizers have half of it.
+_MAX_JSON_MIB = 64
+# Directories of a checkpoint whose files the library reads too.
+_INNER = ("additional_chat_templates",)
 _MAX_REASON = 300
+# Of a message with its reason.
+_MAX_MESSAGE = 600
 # Endings of causal LM classes beyond those listed by the library.
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
@@ -52,11 +60,14 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
         except Exception as error:
             # Of many types, by the cause.
             raise refusal_of(model, error) from error
+        refuse_absurd_numbers(model, config)
         _refuse_other_models(model, config, transformers)
+        _refuse_unreadable_config(model, transformers)
         _refuse_quantised(model, config, transformers)
         return
+    refuse_special_files(model)
     _refuse_other_kinds(model, directory, weights_file)
-    config = read_object(directory / "config.json")
+    config = read_config(model)
     if (base := directory / "adapter_config.json").is_file():
         raise IncompatibleError(
             f"{model} has adapters ({base.name}): merge them into the model that they are for (peft: merge_and_unload, "
@@ -67,7 +78,33 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
     for name in _OBJECTS:
         if (directory / name).is_file():
             read_object(directory / name)
-    _refuse_damaged_weights(model, directory, weights_file, is_quantised=_quantisation(config) is not None)
+    is_quantised = _quantisation(config) is not None
+    num_tensors = _refuse_damaged_weights(model, directory, weights_file, is_quantised=is_quantised)
+    refuse_more_layers(model, config, num_tensors)
+    _refuse_unreadable_config(model, transformers)
+
+
+def refuse_special_files(model: str) -> None:
+    """Refuse a directory with anything but files and directories, or links to them, and JSON files of absurd size.
+
+    Opening a pipe waits forever, and a device has no end. Anything but a directory is left to others.
+
+    Raises:
+        IncompatibleError: with the file's name.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        return
+    for path in [*directory.iterdir(), *(path for inner in _INNER for path in directory.glob(f"{inner}/*"))]:
+        name = path.relative_to(directory)
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise IncompatibleError(f"{name} of {model} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise IncompatibleError(f"{name} of {model} is no regular file")
+        if path.suffix == ".json" and found.st_size > _MAX_JSON_MIB << 20:
+            raise IncompatibleError(f"{name} of {model} has {found.st_size >> 20} MiB, more than {_MAX_JSON_MIB}")
 
 
 def refuse_without_tokenizer(model: str) -> None:
@@ -100,15 +137,31 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def one_line(error: BaseException) -> str:
-    """First line of an error's text, continued after a `:`; of bounded length."""
+def read_config(model: str) -> dict[str, Any]:
+    """Read config.json of a checkpoint directory.
+
+    Raises:
+        IncompatibleError: it is missing, not a JSON object, or has numbers that no model has.
+    """
+    config = read_object(Path(model) / "config.json")
+    refuse_absurd_numbers(model, config)
+    return config
+
+
+def message_of(error: BaseException) -> str:
+    """An error's text for a log: one line of bounded length."""
+    return one_line(error, _MAX_MESSAGE)
+
+
+def one_line(error: BaseException, longest: int = _MAX_REASON) -> str:
+    """First line of an error's text, continued after a `:`; cut after `longest` characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     kept = lines[0]
     for line in lines[1:]:
         if not kept.endswith(":"):
             break
         kept += f" {line}"
-    return kept if len(kept) <= _MAX_REASON else f"{kept[:_MAX_REASON]}..."
+    return kept if len(kept) <= longest else f"{kept[:longest]}..."
 
 
 def reason_of(error: Exception) -> str:
@@ -187,6 +240,10 @@ def _refuse_other_models(model: str, config: Mapping[str, Any], transformers: An
         raise IncompatibleError(
             f"{model} is a {what}, which does not predict the next token: a causal language model is needed{hint}"
         )
+
+
+def _refuse_unreadable_config(model: str, transformers: Any) -> None:
+    """Refuse what the library itself does not accept."""
     try:
         transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:
@@ -220,8 +277,8 @@ def _quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, is_quantised: bool) -> None:
-    """Refuse by the headers of the weight files."""
+def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, is_quantised: bool) -> int:
+    """Refuse by the headers of the weight files; returns how many tensors they have."""
     names = [weights_file]
     if not (directory / weights_file).is_file():
         places = read_object(directory / INDEX_FILE).get("weight_map")
@@ -233,6 +290,7 @@ def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, i
             raise IncompatibleError(
                 f"{model} lacks {named(missing, 'file')} of {len(names)} that {INDEX_FILE} names: was it copied whole?"
             )
+    num_tensors = 0
     for name in names:
         try:
             header = _header(directory / name)
@@ -240,6 +298,8 @@ def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, i
             raise IncompatibleError(f"the weights of {model} are damaged or cut short: {name} {error}") from error
         if not is_quantised and weights_file == WEIGHTS_FILE:
             _refuse_other_numbers(model, header)
+        num_tensors += len(header.keys() - {"__metadata__"})
+    return num_tensors
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from dataclasses import dataclass
@@ -143,8 +142,8 @@ def load_calibration(reference: str) -> Calibration:
     path = Path(reference) / CALIBRATION_FILE
     if not path.is_file():
         return Calibration()
+    content = read_object(path)
     try:
-        content = json.loads(path.read_text())
         sigmas = sorted((float(key), float(value)) for key, value in content.get("sigmas", {"0": 1.0}).items())
         shares = tuple(float(value) for value in content.get("acceptance_by_rank", ()))
         context = int(content.get("context", 0))

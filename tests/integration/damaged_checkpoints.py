@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -208,10 +209,44 @@ def layer_config(**changes: Any) -> Change:
     return apply
 
 
+def pipe(name: str) -> Change:
+    """A pipe in a file's place, whose opening would wait forever."""
+
+    def apply(directory: Path) -> None:
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+
+    return apply
+
+
+def endless(name: str) -> Change:
+    """A link to a device in a file's place, whose reading would never end."""
+
+    def apply(directory: Path) -> None:
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to("/dev/zero")
+
+    return apply
+
+
+def huge(name: str) -> Change:
+    """A file of 1 TiB, which takes no place."""
+
+    def apply(directory: Path) -> None:
+        os.truncate(directory / name, 1 << 40)
+
+    return apply
+
+
+def rope(theta: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 EXL3 = {"quant_method": "exl3", "bits": 4}
 LORA = {"base_model_name_or_path": "somebody/model", "peft_type": "LORA"}
 CANNOT = "cannot be loaded: "
+CANNOT_USE = "cannot be used: "
 
 CASES = (
     Case("no such directory", absent),
@@ -266,7 +301,25 @@ CASES = (
     Case("tokenizer.json is no tokenizer", file("tokenizer.json", "{}"), words=CANNOT),
     Case("the tokenizer of a larger model", more_words),
     Case("generation_config.json is empty", file("generation_config.json", "")),
+    Case("config.json is a pipe", pipe("config.json")),
+    Case("config.json is a device without end", endless("config.json")),
+    Case("config.json of 1 TiB", huge("config.json")),
+    Case("tokenizer.json is a pipe", pipe("tokenizer.json")),
+    Case("tokenizer.json is a device without end", endless("tokenizer.json")),
+    Case("a file of weights that is a pipe", pipe(WEIGHTS)),
+    Case("more layers than tensors", config(num_hidden_layers=100_000)),
+    Case("a size beyond 32 bits", config(intermediate_size=1 << 31)),
+    Case("a size of thousands of digits", config(vocab_size=10**4000)),
+    Case("more labels than any model has", config(num_labels=10**9)),
+    Case("a norm's epsilon is NaN", config(rms_norm_eps=float("nan"))),
+    Case("a norm's epsilon is negative", config(rms_norm_eps=-1e-5)),
+    Case("rotary positions of base 0", config(**rope(0))),
+    Case("rotary positions of base NaN", config(**rope(float("nan")))),
+    Case("rotary positions of an infinite base", config(**rope(10**400))),
+    Case("a negative number of positions", config(max_position_embeddings=-5)),
     Case("no such directory", absent, "drafter"),
+    Case("drafter.json is a device without end", endless("drafter.json"), "drafter"),
+    Case("drafter.json is nested too deeply", file("drafter.json", "[" * 500_000), "drafter", words="is not JSON: "),
     Case("a layer that is missing", without("model.layers.1."), "drafter"),
     Case("NaN in a weight", spoilt(OUTPUT, float("nan")), "drafter"),
     Case("T5", config(model_type="t5", architectures=["T5ForConditionalGeneration"]), "drafter"),
@@ -280,5 +333,20 @@ CASES = (
     ),
     Case("layers alone, NaN in a weight", layers_alone(spoilt(NORM, float("nan"), LAYERS_FILE)), "drafter", "semi-ar"),
     Case("a matrix that is missing", eagle_drafter(weights(lambda t: t.pop("fc.weight"))), "drafter", "eagle"),
+    Case("config.json is a pipe", eagle_drafter(pipe("config.json")), "drafter", "eagle"),
+    Case("a file of weights that is a pipe", eagle_drafter(pipe(WEIGHTS)), "drafter", "eagle"),
+    Case("a size beyond 32 bits", eagle_drafter(config(draft_vocab_size=10**12)), "drafter", "eagle"),
+    Case(
+        "a base of rotary positions that is a list",
+        eagle_drafter(layer_config(rope_theta=[1])),
+        "drafter",
+        "eagle",
+        CANNOT_USE,
+    ),
+    Case("rotary positions of base 0", eagle_drafter(layer_config(rope_theta=0)), "drafter", "eagle"),
+    Case("a norm's epsilon is NaN", eagle_drafter(layer_config(rms_norm_eps=float("nan"))), "drafter", "eagle"),
+    Case(
+        "a norm's epsilon is no number", eagle_drafter(layer_config(rms_norm_eps="x")), "drafter", "eagle", CANNOT_USE
+    ),
     Case("two layers", eagle_drafter(layer_config(num_hidden_layers=2)), "drafter", "eagle"),
 )

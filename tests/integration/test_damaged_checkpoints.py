@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import drafter_svc.__main__ as drafter_process
-from tests.integration.damaged_checkpoints import CASES, VOCAB, Case
+from tests.integration.damaged_checkpoints import CASES, VOCAB, Case, config, eagle_drafter
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc import app
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
@@ -148,6 +148,16 @@ def test_each_is_refused_in_one_line_as_the_table_says(
     assert len(found) == len(rows)
     for case, line, expected in zip(CASES, found, rows, strict=True):
         assert comparable(line, case.words) == comparable(expected, case.words)
+
+
+def test_a_long_reason_is_cut(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = eagle_drafter(config(eagle_aux_hidden_state_layer_ids=["\n"] * 10_000))
+    case = Case("layers that are none", change, "drafter", "eagle")
+    refusal = refused(case, damaged(case, whole, tmp_path), monkeypatch)
+    assert refusal.exit_code == CONFIGURATION_ERROR
+    assert "reads layers" in refusal.message
+    assert refusal.message.endswith("...")
+    assert len(refusal.message) < 700
 
 
 @pytest.mark.timeout(400)

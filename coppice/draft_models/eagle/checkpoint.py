@@ -16,8 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from coppice.checkpoints.files import CALIBRATION_FILE, WEIGHTS_FILE, read_object
+from coppice.checkpoints.files import (
+    CALIBRATION_FILE,
+    WEIGHTS_FILE,
+    read_config,
+    read_object,
+    reason_of,
+    refuse_special_files,
+)
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
@@ -143,8 +151,9 @@ def load_eagle(reference: str, target: TargetRows | None) -> EagleWeights:
         IncompatibleError: a setting is missing or not supported, tensors are missing, unknown, of another shape or not
             finite, the draft vocabulary is not part of the target's, or tables are missing.
     """
+    refuse_special_files(reference)
     calibration = load_eagle_calibration(reference)
-    settings = read_object(Path(reference) / "config.json")
+    settings = read_config(reference)
     if (kind := settings.get("speculators_model_type")) != "eagle3":
         raise IncompatibleError(f"config.json of {reference} is of {kind!r}, and speculators_model_type must be eagle3")
     config, heads = _layer_config(reference, settings.get("transformer_layer_config"))
@@ -163,6 +172,7 @@ def load_eagle(reference: str, target: TargetRows | None) -> EagleWeights:
     refuse_other_names(what, tensors, [*shapes, *needed], [_TO_DRAFT, _EMBEDDING, _HEAD, *optional])
     refuse_not_finite(what, tensors.items())
     _check_shapes(what, tensors, shapes)
+    _check_rope(reference, config)
     ids = _draft_ids(what, tensors, settings.get("draft_vocab_size"), config.vocab_size)
     if target is not None and len(target.embedding) != config.vocab_size:
         raise IncompatibleError(
@@ -220,7 +230,7 @@ def _layer_config(reference: str, settings: Any) -> tuple[LlamaConfig, EagleHead
         heads = EagleHeads(config.num_attention_heads, int(config.num_key_value_heads or 0), int(config.head_dim or 0))
     except Exception as error:
         # Of many types, by the setting.
-        raise IncompatibleError(f"{what} cannot be used: {error}") from error
+        raise IncompatibleError(f"{what} cannot be used: {reason_of(error)}") from error
     if (kind := rope.get("rope_type", "default")) not in _FIXED_ROPES:
         raise IncompatibleError(f"{what} has rope of type {kind}, whose factors depend on the length")
     return config, heads
@@ -233,6 +243,8 @@ def _feature_layers(reference: str, given: Any, target: TargetRows | None) -> tu
         return default_feature_layers(target.num_layers)
     if not isinstance(given, list) or not given or not all(type(layer) is int and layer >= 0 for layer in given):
         raise IncompatibleError(f"{reference} reads layers {given!r}, which are no numbers of layers")
+    if target is not None and max(given) > target.num_layers:
+        raise IncompatibleError(f"{reference} reads layer {max(given)}, and the target has {target.num_layers}")
     return tuple(given)
 
 
@@ -264,6 +276,18 @@ def _check_shapes(what: str, tensors: Mapping[str, Tensor], shapes: Mapping[str,
         if tensor.shape != shape or not tensor.is_floating_point():
             found = f"{list(tensor.shape)} of {tensor.dtype}"
             raise IncompatibleError(f"{what}: {name} is {found}, and config.json says {list(shape)}")
+
+
+def _check_rope(reference: str, config: LlamaConfig) -> None:
+    """Refuse rotary positions without frequencies; after `_check_shapes`, as their number is the head's size."""
+    what = f"transformer_layer_config of {reference}"
+    try:
+        frequencies = LlamaRotaryEmbedding(config).inv_freq
+    except Exception as error:
+        # Of many types, by the setting.
+        raise IncompatibleError(f"{what} has rope that cannot be used: {reason_of(error)}") from error
+    if not bool(torch.isfinite(frequencies).all()) or float(frequencies.min()) < 0:
+        raise IncompatibleError(f"{what} has rope whose frequencies are no finite numbers of at least 0")
 
 
 def _draft_ids(what: str, tensors: Mapping[str, Tensor], size: Any, vocab_size: int) -> Tensor:

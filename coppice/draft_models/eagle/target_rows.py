@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from coppice.checkpoints.catalogue import local_model
-from coppice.checkpoints.files import WEIGHTS_FILE, named, read_object
+from coppice.checkpoints.files import WEIGHTS_FILE, named, read_config, read_object
 from coppice.checkpoints.loaded_weights import refuse_not_finite
 from coppice.core.errors import IncompatibleError
 
@@ -48,7 +48,7 @@ def read_target_rows(reference: str, tell: Callable[[str], None] = lambda _: Non
         raise IncompatibleError(
             f"{reference} has embeddings {list(embedding.shape)} and an output layer {list(output.shape)}"
         )
-    config = read_object(directory / "config.json")
+    config = read_config(str(directory))
     text = config.get("text_config", config)
     layers = text.get("num_hidden_layers", text.get("n_layer"))
     if not isinstance(layers, int) or layers < 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coppice.checkpoints.files import CALIBRATION_FILE
+from coppice.checkpoints.files import CALIBRATION_FILE, read_object
 from coppice.core.denoising import MAX_BLOCK_TOKENS
 from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
@@ -56,8 +55,8 @@ def load_block_calibration(reference: str, kind: str) -> BlockCalibration:
     path = Path(reference) / CALIBRATION_FILE
     if not path.is_file():
         raise IncompatibleError(f"{reference} has no {CALIBRATION_FILE}, which describes its masks")
+    content = read_object(path)
     try:
-        content = json.loads(path.read_text())
         if (found := content.get("kind")) != kind:
             raise IncompatibleError(f"{path} is that of a drafter of the kind {found!r}, not {kind!r}")
         return _calibration(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,20 @@ def test_they_are_refused_by_the_names_of_their_tensors(what: str, tmp_path: Pat
         changed(what, tmp_path, lambda tensors: tensors.pop(name))()
     with pytest.raises(IncompatibleError, match=r"has 1 tensor .strange. that are not used"):
         changed(what, tmp_path, lambda tensors: tensors.update(strange=torch.ones(2)))()
+
+
+@pytest.mark.parametrize("what", LOADERS)
+@pytest.mark.timeout(20)
+def test_pipes_and_descriptions_nested_too_deeply_are_refused(what: str, tmp_path: Path) -> None:
+    load = changed(what, tmp_path, lambda tensors: None)
+    description = tmp_path / f"{LOADERS[what][1]}.json"
+    description.write_text("[" * 500_000)
+    with pytest.raises(IncompatibleError, match="that can be used"):
+        load()
+    description.unlink()
+    os.mkfifo(description)
+    with pytest.raises(IncompatibleError, match=f"{description.name} of .* is no regular file"):
+        load()
 
 
 def test_half_of_a_low_rank_addition_is_named(tmp_path: Path) -> None:

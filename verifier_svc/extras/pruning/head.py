@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from coppice.checkpoints.files import refuse_special_files
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
 from verifier_svc.extras.redraft.adapter import LowRank
@@ -92,6 +93,7 @@ def load_head(directory: Path) -> EarlyHead:
     Raises:
         IncompatibleError: missing or damaged.
     """
+    refuse_special_files(str(directory))
     try:
         content = json.loads((directory / DESCRIPTION_FILE).read_text())
         if content.get("kind") != KIND:
@@ -111,7 +113,7 @@ def load_head(directory: Path) -> EarlyHead:
             low_rank=low_rank,
             thresholds=thresholds,
         )
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise IncompatibleError(f"{directory} has no early head that can be used: {error!r}") from error
 
 

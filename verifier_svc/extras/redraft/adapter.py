@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from coppice.checkpoints.files import refuse_special_files
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales, check_error_scales, read_error_scales
@@ -88,6 +89,7 @@ def load_adapter(directory: Path) -> SpaceAdapter:
     Raises:
         IncompatibleError: missing or damaged.
     """
+    refuse_special_files(str(directory))
     try:
         content = json.loads((directory / DESCRIPTION_FILE).read_text())
         if content.get("kind") != KIND:
@@ -102,7 +104,7 @@ def load_adapter(directory: Path) -> SpaceAdapter:
         transition = Transition(*(tensors[name] for name in TRANSITION)) if TRANSITION[0] in tensors else None
         low_rank = {name: LowRank(tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)}
         return SpaceAdapter(masks, low_rank, read_error_scales(content["sigmas"]), transition)
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise IncompatibleError(f"{directory} has no adapter that can be used: {error!r}") from error
 
 

@@ -118,6 +118,14 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         lambda s, t: s.update(eagle_aux_hidden_state_layer_ids=[2, -1]),
         r"layers \[2, -1\]",
     ),
+    "a layer that the target does not have": (
+        lambda s, t: s.update(eagle_aux_hidden_state_layer_ids=[2, 4, 10**9]),
+        "reads layer 1000000000, and the target has",
+    ),
+    "a negative factor of rope": (
+        lambda s, t: s["transformer_layer_config"].update(rope_scaling={"rope_type": "linear", "factor": -2.0}),
+        "rope whose frequencies are no finite numbers",
+    ),
     "a missing matrix": (lambda s, t: t.pop("fc.weight"), r"lacks 1 tensor \(fc.weight\)"),
     "an unknown tensor": (
         lambda s, t: t.update({LAYER + "self_attn.q_norm.weight": torch.ones(8)}),
