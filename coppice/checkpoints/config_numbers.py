@@ -58,7 +58,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 
 
 def _fault(name: str, value: int | float) -> str:
-    """What is wrong with a field's number; empty if nothing is."""
+    """Reason against a field's number; empty without one."""
     number = _float(value)
     if math.isnan(number):
         return "is NaN"

@@ -41,7 +41,7 @@ class AnswerForm:
 
 @dataclass(frozen=True)
 class Wish:
-    """What is kept of a body once its requests are made: which model it means, and the shape of its answer.
+    """Rest of a body once its requests are made: the model that it means, and the shape of its answer.
 
     `new_choice` makes the choice of an index, without text; `rename` gives fields of the contract their names in HTTP.
     """

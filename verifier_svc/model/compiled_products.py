@@ -1,4 +1,4 @@
-"""What the products of a pass take by themselves, for measurements: its own kernels on its weights, and no more."""
+"""Time of a pass for its products alone, for measurements: its own kernels on its weights, and no more."""
 
 from __future__ import annotations
 
