@@ -43,7 +43,7 @@ from verifier_svc.kernels.cpu.decoder_layers import (
     share_product,
 )
 from verifier_svc.kernels.cpu.few_row_products import holds_exactly
-from verifier_svc.kernels.cpu.norms import compile_norms
+from verifier_svc.kernels.cpu.norms import CompiledNorm, compile_norms
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 from verifier_svc.kernels.cpu.panel_products import (
     PANEL,
@@ -55,11 +55,13 @@ from verifier_svc.kernels.cpu.panel_products import (
     pair_panels,
 )
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
+from verifier_svc.model.output_layer import output_layer
 from verifier_svc.model.target_model import TargetModel
 
 logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 # Packs weights [out, in] as panels and scales of outputs [out], or [0] without.
 Packing: TypeAlias = Callable[[FloatArray], tuple[Panels, FloatArray]]
@@ -69,10 +71,34 @@ _ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
     (SILU, F.silu),
     (GELU_TANH, functools.partial(F.gelu, approximate="tanh")),
 )
+# Types of rope whose factors are the same in all texts.
+_STATIC_ROPES = frozenset({"default", "linear", "llama3"})
+# Positions whose factors are computed at once, for all passes to come.
+_TABLE_BLOCK = 512
 # Rows of weights packed at once, whole panels: what that takes besides is little of an output layer's size.
 _PACKED_ROWS = 64 * PANEL
 _NO_NORM = torch.empty(0)
 _NO_SCALES = np.empty(0, np.float32)
+
+
+class RotationTable:
+    """Cosines and sines of positions, computed once by the model's own module."""
+
+    def __init__(self, rotary: nn.Module, size: int) -> None:
+        """`size` is that of a head."""
+        self._rotary = rotary
+        self._cos = self._sin = np.empty((0, size), np.float32)
+
+    def of(self, positions: IntArray) -> Rotation:
+        """Those of the rows' positions [N]."""
+        last = int(positions.max(initial=0))
+        if last >= len(self._cos):
+            end = -(-(last + 1) // _TABLE_BLOCK) * _TABLE_BLOCK
+            further = torch.arange(len(self._cos), end)[None]
+            cos, sin = self._rotary(torch.empty(0), position_ids=further)
+            self._cos = np.concatenate([self._cos, cos[0].float().numpy()])
+            self._sin = np.concatenate([self._sin, sin[0].float().numpy()])
+        return Rotation(self._cos[positions], self._sin[positions])
 
 
 class CompiledLayers:
@@ -111,6 +137,8 @@ class CompiledLayers:
         kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
         self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
         self._has_equal_positions = len(self._starts) == 1
+        # None until the whole model is compiled.
+        self._rotations: RotationTable | None = None
         # Layers whose inputs are kept, and those of the last pass.
         self._shown: tuple[int, ...] = ()
         self._states: dict[int, Tensor] = {}
@@ -145,6 +173,35 @@ class CompiledLayers:
     def cut(self, layer: int) -> None:
         """Begin a run with this layer, so that hooks see the output of the one before."""
         self._starts.add(layer)
+        self._rotations = None
+
+    def take_whole(self) -> None:
+        """Compute logits without any call of a module from now on, if the model's other parts are plain as well."""
+        body, head, output = self._body, self._model.get_output_embeddings(), output_layer(self._model)
+        is_plain = (
+            type(body.embed_tokens) is nn.Embedding
+            and body.embed_tokens.weight.dtype == torch.float32
+            and isinstance(body.norm, CompiledNorm)
+            and isinstance(head, PackedLinear)
+            and isinstance(head.product, SharedProduct)
+            and (output.scale, output.softcap) == (1, None)
+            and getattr(body.rotary_emb, "rope_type", None) in _STATIC_ROPES
+        )
+        if is_plain and self._has_equal_positions:
+            self._rotations = RotationTable(body.rotary_emb, self._size)
+
+    def logits(self, token_ids: IntArray, positions: IntArray, logit_rows: IntArray) -> Tensor | None:
+        """Logits [K, vocab] of some rows of a pass over N rows; None if the model's own forward has to be called.
+
+        Modules and torch's functions between compiled calls take a tenth of a pass of one row, and twice as much where
+        another thread wants the interpreter.
+        """
+        head: Any = self._model.get_output_embeddings()
+        if self._rotations is None or head._forward_pre_hooks or self._body.forward != self._run_body:
+            return None
+        hidden: FloatArray = self._body.embed_tokens.weight.detach().numpy()[token_ids]
+        self._run(0, len(self._layers), hidden, self._rotations.of(positions))
+        return torch.from_numpy(head.product.of(self._body.norm.of(hidden[logit_rows])))
 
     def show(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers, or the output of the last, until the next call."""
@@ -191,32 +248,36 @@ class CompiledLayers:
         num_layers = len(self._layers)
         last = min((start for start in self._starts if start > layer), default=num_layers)
         result = hidden_states.clone(memory_format=torch.contiguous_format)
-        shown = [one for one in self._shown if layer <= one < last or one == last == num_layers]
-        states = torch.empty(len(shown), *result.shape[1:])
-        hidden = result.numpy()[0]
         cos, sin = (part[0].contiguous().numpy() for part in position_embeddings)
+        self._run(layer, last, result.numpy()[0], Rotation(cos, sin))
+        return result
+
+    def _run(self, first: int, last: int, hidden: FloatArray, rotation: Rotation) -> None:
+        """Layers from `first` to `last` (excluded), in place; inputs of those to be shown are kept."""
+        num_layers = len(self._layers)
+        shown = [one for one in self._shown if first <= one < last or one == last == num_layers]
+        states = np.empty((len(shown), *hidden.shape), np.float32)
         keys, values = self._kernel.stacked_layers(num_layers, self._kv_heads, self._size)
         self.threads.call(
             run_layers,
             torch.get_num_threads(),
             self.weights,
-            layer,
+            first,
             last,
             self._epsilon,
             self._activation,
             hidden,
-            Rotation(cos, sin),
+            rotation,
             keys,
             values,
             self._kernel.rows,
             self._kernel.write_slots,
             self.buffers(len(hidden)),
             np.array(shown, np.int64),
-            states.numpy(),
-            new_counters(num_phases(last - layer)),
+            states,
+            new_counters(num_phases(last - first)),
         )
-        self._states.update((one, states[at : at + 1]) for at, one in enumerate(shown))
-        return result
+        self._states.update((one, torch.from_numpy(states[at : at + 1])) for at, one in enumerate(shown))
 
     def buffers(self, num_rows: int) -> Buffers:
         """Buffers for `num_rows` rows: those of the largest pass so far, or a part of them."""
@@ -258,13 +319,16 @@ class SharedProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` [..., in] to [..., out]."""
-        inputs: Any = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
-        if self._rounds_inputs:
-            inputs = halves(inputs)
-        result = torch.empty(len(inputs), _columns(self._matrices))
-        arguments = inputs, self._matrices, 0, result.numpy(), new_counters(1), 0, self._matrices.panels[0]
+        result = self.of(rows.reshape(-1, rows.shape[-1]).contiguous().numpy())
+        return torch.from_numpy(result).view(*rows.shape[:-1], self._num_outputs)
+
+    def of(self, rows: FloatArray) -> FloatArray:
+        """`rows` [N, in] to [N, out]."""
+        inputs: Any = halves(rows) if self._rounds_inputs else rows
+        result = np.empty((len(inputs), _columns(self._matrices)), np.float32)
+        arguments = inputs, self._matrices, 0, result, new_counters(1), 0, self._matrices.panels[0]
         self._threads.call(share_product, torch.get_num_threads(), *arguments)
-        return result[:, : self._num_outputs].contiguous().view(*rows.shape[:-1], self._num_outputs)
+        return np.ascontiguousarray(result[:, : self._num_outputs])
 
 
 def compile_layers(
@@ -295,6 +359,7 @@ def compile_layers(
         raise IncompatibleError(f"{type(head).__name__} is no plain output layer")
     compile_norms(model)
     target.use_layers(compiled)
+    compiled.take_whole()
 
 
 def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) -> list[AttentionRule]:

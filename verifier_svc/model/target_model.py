@@ -109,6 +109,9 @@ class LayerCalls(ShownLayers, Protocol):
     def cut(self, layer: int) -> None:
         """Let hooks of this layer and of the one before it see the states passed between them."""
 
+    def logits(self, token_ids: IntArray, positions: IntArray, logit_rows: IntArray) -> Tensor | None:
+        """Logits [K, vocab] of some rows of a pass; None if the model's own forward has to be called."""
+
 
 class TargetModel:
     """A loaded model with tree attention and paged KV cache. Used by one thread at a time."""
@@ -371,6 +374,8 @@ class TargetModel:
         return logits.float().cpu()
 
     def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Outputs:
+        if not is_pruned and (outputs := self._compiled_outputs(plan)) is not None:
+            return outputs
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.position_ids)[None]
         mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
         logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
@@ -378,6 +383,18 @@ class TargetModel:
             return self._logits(token_ids, positions, logit_rows, mask_places)
         shown_rows = self._on_device(plan.shown_rows) if len(plan.shown_rows) and not is_pruned else None
         return self._logits_and_states(token_ids, positions, logit_rows, mask_places, shown_rows)
+
+    def _compiled_outputs(self, plan: PassPlan) -> Outputs | None:
+        """Logits, and states if wanted, of one compiled call; None if the model's own forward has to be called."""
+        if self.layers is None or self._masks is not None:
+            return None
+        states = self.layer_states if plan.wants_states else None
+        with states or nullcontext():
+            logits = self.layers.logits(plan.token_ids, plan.position_ids, plan.logit_rows)
+        if logits is None or states is None:
+            return None if logits is None else (logits,)
+        rows = torch.from_numpy(np.concatenate([plan.logit_rows, plan.shown_rows]))
+        return logits, states.of(lambda _: rows)
 
     def _logits_and_states(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coppice.kernels.cpu.half_tables import FloatArray
 from coppice.kernels.cpu.lane_sums import LANES
 from coppice.kernels.cpu.norms import exact_rms_norm
 
@@ -27,9 +29,13 @@ class CompiledNorm(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """`values` [..., width] to the same shape."""
-        result = torch.empty(values.shape)
-        rows, width = values.contiguous().numpy(), len(self._weight)
-        exact_rms_norm(rows.reshape(-1, width), self._weight, self._epsilon, result.numpy().reshape(-1, width))
+        rows = values.contiguous().numpy().reshape(-1, len(self._weight))
+        return torch.from_numpy(self.of(rows)).view(values.shape)
+
+    def of(self, rows: FloatArray) -> FloatArray:
+        """`rows` [N, width] to the same shape."""
+        result = np.empty_like(rows)
+        exact_rms_norm(rows, self._weight, self._epsilon, result)
         return result
 
 

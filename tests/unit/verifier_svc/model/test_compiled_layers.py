@@ -143,11 +143,33 @@ def test_the_probe_passes_and_finds_a_wrong_layer() -> None:
     target = compiled(model)
     probe.check(target)
     layers: Any = target.layers
-    layers._weights.scales[1] *= 1.1
+    layers.weights.scales[1] *= 1.1
     with pytest.raises(IncompatibleError, match="other logits"):
         probe.check(target)
     target.use_layers(None)
     probe.check(target)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_without_modules_has_the_bits_of_one_with_them(family: str) -> None:
+    target = compiled(new_model(family))
+    target.show_layers((0, 2, target.model.config.num_hidden_layers))
+    layers: Any = target.layers
+    assert (layers._rotations is None) == (family == "gemma3_text"), "Gemma scales embeddings and has two ropes"
+    called: list[int] = []
+    target.model.register_forward_pre_hook(lambda *_: called.append(1))
+    cache, found = SequenceCache(target.cache, 700), []
+    # Beyond the first block of positions.
+    tokens = np.random.default_rng(3).integers(0, VOCAB, 600).tolist()
+    tree = random_tree(np.random.default_rng(4), VOCAB, 9)
+    for is_whole in (True, False):
+        plan = target.plan([SequenceRows(cache, tokens, tree, wants_states=True)])
+        found.append((target.forward(plan).clone(), target.take_states()))
+        assert bool(called) != (is_whole and family != "gemma3_text")
+        called.clear()
+        layers._rotations = None
+    assert torch.equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
 
 
 def test_threads_change_no_bit() -> None:
@@ -253,4 +275,4 @@ def test_weights_packed_in_parts_are_the_same(quantizes: bool, monkeypatch: pyte
 
 def compiled_matrices(target: TargetModel) -> list[Matrices]:
     layers: Any = target.layers
-    return [part for part in layers._weights if isinstance(part, Matrices)]
+    return [part for part in layers.weights if isinstance(part, Matrices)]
