@@ -90,7 +90,7 @@ class RotationTable:
         self._cos = self._sin = np.empty((0, size), np.float32)
 
     def of(self, positions: IntArray) -> Rotation:
-        """Those of the rows' positions [N]."""
+        """Cosines and sines of the rows' positions [N]."""
         last = int(positions.max(initial=0))
         if last >= len(self._cos):
             end = -(-(last + 1) // _TABLE_BLOCK) * _TABLE_BLOCK
