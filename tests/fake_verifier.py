@@ -46,6 +46,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     drop_after: int = 3
     max_context_tokens: int = CONTEXT
     chat_template: str = ""
+    # One whose fingerprint is another needs `tokenizer_fingerprint`, too.
+    tokenizer_json: bytes = TOKENIZER_JSON
     fails_with: sampling_pb2.FinishReason | int | None = None
     # Fails the sequences with this seed only.
     fails_seed: int | None = None
@@ -92,7 +94,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
         return verifier_pb2.GetTokenizerResponse(
-            tokenizer_json=TOKENIZER_JSON,
+            tokenizer_json=self.tokenizer_json,
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             chat_template=self.chat_template,
         )

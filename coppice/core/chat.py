@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -21,6 +22,31 @@ MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
 MAX_TOOLS = 128
 MAX_NAME_BYTES = 128
+
+
+class CallFormat(StrEnum):
+    """How a model writes calls of tools in its answer.
+
+    Hermes and Qwen: JSON between tags. Mistral: after a token, a list in JSON, or a name and arguments for each call.
+    Llama 3: the answer is JSON.
+    """
+
+    HERMES = "hermes"
+    MISTRAL = "mistral"
+    LLAMA3 = "llama3"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts around the parts of calls, which may be special tokens."""
+        return _MARKS[self]
+
+
+_MARKS = {
+    CallFormat.HERMES: ("<tool_call>", "</tool_call>"),
+    CallFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    # Without its `<|python_tag|>`, an answer is the same call.
+    CallFormat.LLAMA3: (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +140,18 @@ class ChatTemplate:
         if not prompt:
             raise InvalidRequestError(FIELD, "the chat template makes an empty prompt of them")
         return prompt
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        """The format that the template names, else that of Hermes; None without a template."""
+        if not self._source:
+            return None
+        if "<tool_call>" in self._source:
+            return CallFormat.HERMES
+        if "[TOOL_CALLS]" in self._source:
+            return CallFormat.MISTRAL
+        is_llama = "<|python_tag|>" in self._source or '"parameters":' in self._source
+        return CallFormat.LLAMA3 if is_llama else CallFormat.HERMES
 
     @cached_property
     def _has_tools(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class TargetTokenizer:
         self._decoders = _decoder_types(content.get("decoder"))
         added = content.get("added_tokens") or ()
         self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}
+        self._special = {token["content"]: token["id"] for token in added if token.get("special")}
         self._token_bytes: dict[int, bytes] = {}
         self._least = LeastTokens(content, self._tokenizer, _BYTE_OF)
 
@@ -131,9 +132,12 @@ class TargetTokenizer:
             return piece.replace(METASPACE, " ").encode()
         return self.token_text(token_id).encode()
 
-    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """Detokenizer for tokens after `context`."""
-        return Detokenizer(self, context)
+    def detokenizer(self, context: Sequence[int] = (), shown: Collection[str] = ()) -> Detokenizer:
+        """Detokenizer for tokens after `context`; of special tokens, those named in `shown` are text."""
+        special = self._special.items()
+        shows = any(name in shown for name, _ in special)
+        hidden = frozenset(token for name, token in special if name not in shown) if shows else None
+        return Detokenizer(self, context, hidden)
 
 
 class Detokenizer:
@@ -149,8 +153,12 @@ class Detokenizer:
     # A character has at most four bytes, each possibly a token: a cut may split off this many tokens.
     _MAX_CUT = 3
 
-    def __init__(self, tokenizer: TargetTokenizer, context: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: TargetTokenizer, context: Sequence[int], hidden: frozenset[int] | None = None
+    ) -> None:
+        """`hidden` are the tokens that are not text; None: all special ones."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._tokens = list(context[-(self._WINDOW + 2 * self._MAX_CUT) :])
         start, self._shown = self._whole_characters()
         # Possible starts of the window, at character boundaries; the first is in use.
@@ -179,7 +187,10 @@ class Detokenizer:
         return self._decode(start, self._shown), self._decode(start, len(self._tokens))
 
     def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._tokens[start:end])
+        tokens = self._tokens[start:end]
+        if self._hidden is None:
+            return self._tokenizer.decode(tokens)
+        return self._tokenizer.decode([one for one in tokens if one not in self._hidden], skips_special=False)
 
     def _whole_characters(self) -> tuple[int, int]:
         """Start of the window and end of the shown context, both at character boundaries."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 import time
 import uuid
 from abc import abstractmethod
@@ -13,12 +15,13 @@ from typing import Any, ClassVar
 
 import grpc
 
+from coppice.core.chat import CallFormat
 from coppice.gateway.choices import AnswerChoice, ChatChoice, CompletionChoice, Wanted, usage_fields
 from coppice.gateway.endpoint import Endpoint, caller_metadata
 from coppice.gateway.errors import from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
-from coppice.gateway.tool_calls import AnswerParser, ForcedCall, PlainText, RequiredCall, TaggedCalls
+from coppice.gateway.tool_calls import FREE_CALLS, MISTRAL_ID_LENGTH, AnswerParser, ForcedCall, PlainText, RequiredCall
 from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, renaming
 from coppice.gateway.upstream import Call, Metadata, ServedModel
 from coppice.v1 import inference_pb2
@@ -27,7 +30,7 @@ from coppice.v1 import inference_pb2
 _WARY_S = 1.0
 
 
-NewChoice = Callable[[int], AnswerChoice]
+NewChoice = Callable[[int, inference_pb2.GetModelInfoResponse], AnswerChoice]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class AnswerForm:
 class Wish:
     """Rest of a body once its requests are made: the model that it means, and the shape of its answer.
 
-    `new_choice` makes the choice of an index, without text; `rename` gives fields of the contract their names in HTTP.
+    `new_choice` makes the choice of an index, without text, for the served model; `rename` gives fields of the contract
+    their names in HTTP.
     """
 
     model: str
@@ -137,7 +141,8 @@ class Completions(Generate):
 
     def choices(self, fields: CompletionFields) -> NewChoice:
         """Maker of choices without text."""
-        return partial(CompletionChoice, wanted=Wanted(fields.logprobs is not None, bool(fields.return_token_ids)))
+        wanted = Wanted(fields.logprobs is not None, bool(fields.return_token_ids))
+        return lambda index, model: CompletionChoice(index, wanted)
 
 
 class ChatCompletions(Generate):
@@ -153,7 +158,7 @@ class ChatCompletions(Generate):
     def choices(self, fields: ChatFields) -> NewChoice:
         """Maker of choices without text."""
         wanted, new_parser = Wanted(bool(fields.logprobs), bool(fields.return_token_ids)), _parsers(fields)
-        return lambda index: ChatChoice(index, wanted, new_parser())
+        return lambda index, model: ChatChoice(index, wanted, new_parser(_call_format(model)))
 
 
 class Answer:
@@ -163,6 +168,7 @@ class Answer:
         self._form = form
         self._head = {"id": form.prefix + identity, "created": int(time.time()), "model": model.name}
         self._fingerprint = {"system_fingerprint": model.info.serving_fingerprint or None}
+        self._info = model.info
         self._wish = wish
         # Made when their outputs begin: the number is the request's, and may be refused.
         self._choices: dict[int, AnswerChoice] = {}
@@ -172,7 +178,7 @@ class Answer:
         index = place * self._wish.num_outputs + message.output_index
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = self._wish.new_choice(index)
+            choice = self._choices[index] = self._wish.new_choice(index, self._info)
         shown = choice.add(message)
         return None if shown is None else self._chunk([shown])
 
@@ -272,19 +278,29 @@ async def _stream(
     await exchange.end()
 
 
-def _parsers(fields: ChatFields) -> Callable[[], AnswerParser]:
-    """Maker of readers of the calls that an answer may have."""
+def _parsers(fields: ChatFields) -> Callable[[CallFormat], AnswerParser]:
+    """Maker of readers of the calls that an answer may have, by the model's format."""
     names, choice = [tool.function.name for tool in fields.tools or ()], fields.tool_choice
     if not names or choice == "none":
-        return PlainText
+        return lambda form: PlainText()
     if isinstance(choice, ChosenTool):
         name = choice.function.name
-        return lambda: ForcedCall(name, _call_id())
-    kind = RequiredCall if choice == "required" else TaggedCalls
-    return lambda: kind(names, _call_id())
+        return lambda form: ForcedCall(name, _call_id(form))
+    if choice == "required":
+        return lambda form: RequiredCall(names, _call_id(form))
+    return lambda form: FREE_CALLS[form](names, _call_id(form))
 
 
-def _call_id() -> str:
+def _call_format(model: inference_pb2.GetModelInfoResponse) -> CallFormat:
+    # Empty without a template; such a chat is refused.
+    return CallFormat(model.call_format or CallFormat.HERMES)
+
+
+def _call_id(form: CallFormat) -> str:
+    """Beginning of the ids of an answer's calls, before their numbers."""
+    if form is CallFormat.MISTRAL:
+        # No secret, and without digits: numbers follow.
+        return "".join(random.choices(string.ascii_letters, k=MISTRAL_ID_LENGTH - 1))
     return f"call_{uuid.uuid4().hex[:24]}"
 
 

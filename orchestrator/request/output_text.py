@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from coppice.core.log_probs import TokenLogProbs
@@ -33,13 +33,19 @@ class Output:
     """
 
     def __init__(
-        self, tokenizer: TargetTokenizer, transcript: Transcript, stopping: StoppingOptions, want_text: bool
+        self,
+        tokenizer: TargetTokenizer,
+        transcript: Transcript,
+        stopping: StoppingOptions,
+        want_text: bool,
+        shown: Collection[str] = (),
     ) -> None:
+        """`shown` are names of special tokens that are text."""
         self._tokenizer = tokenizer
         self._transcript = transcript
         self._decodes = want_text or bool(stopping.stop_strings)
         self._wants_text = want_text
-        self._detokenizer = tokenizer.detokenizer(transcript.tokens[: transcript.num_prompt])
+        self._detokenizer = tokenizer.detokenizer(transcript.tokens[: transcript.num_prompt], shown)
         self._matcher = StopStringMatcher(stopping.stop_strings)
         self._min_tokens = stopping.min_tokens
         self._num_decoded = 0

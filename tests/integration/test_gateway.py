@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ import trustme
 
 from coppice.client import Options
 from coppice.core.sampling import output_seed
+from coppice.core.tokenizer import fingerprint
 from coppice.gateway import endpoint
 from coppice.gateway.config import GatewayConfig
 from coppice.gateway.upstream import Upstream
@@ -36,7 +38,7 @@ from tests.http_client import (
     post,
     request_bytes,
 )
-from tests.toy_target import babble, plain, script
+from tests.toy_target import EOS, TOKENIZER_JSON, babble, plain, script
 
 TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}assistant:"
 PROMPT = "def "
@@ -362,6 +364,47 @@ async def test_tools_are_rendered_and_their_calls_are_found(start_fakes: StartFa
     assert (found["type"], found["function"]) == ("function", {"name": "add", "arguments": '{"x": 1}'})
     parts = [part for event in streamed.events for part in event["choices"][0]["delta"].get("tool_calls", ())]
     assert [(part["index"], part["function"]) for part in parts] == [(0, found["function"])]
+    assert "tool_calls" not in without.content["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "text", "is_mistral"),
+    [
+        ("[TOOL_CALLS]", b'Let me see.\xff [{"name": "add", "arguments": {"x": 1}}]', True),
+        ("<|python_tag|>", b'{"name": "add", "parameters": {"x": 1}}', False),
+    ],
+)
+async def test_calls_are_found_in_the_format_of_the_template(
+    start_fakes: StartFakes, mark: str, text: bytes, is_mistral: bool
+) -> None:
+    # The byte 0xff, which no text has, becomes the special token of Mistral's format.
+    content = json.loads(TOKENIZER_JSON)
+    content["model"]["vocab"] = {name: one for name, one in content["model"]["vocab"].items() if one != 0xFF}
+    added = {**content["added_tokens"][0], "id": 0xFF, "content": "[TOOL_CALLS]"}
+    content["added_tokens"].insert(0, added)
+    tokenizer_json = json.dumps(content).encode()
+    prompt = "add;sub;user:hi\nassistant:"
+
+    def target(tokens: Sequence[int], seed: int) -> int:
+        at = len(tokens) - len(prompt)
+        return text[at] if at < len(text) else EOS
+
+    verifier = FakeVerifier(
+        target=target,
+        chat_template=TOOL_TEMPLATE + f"{{# {mark} #}}",
+        tokenizer_json=tokenizer_json,
+        tokenizer_fingerprint=fingerprint(tokenizer_json),
+    )
+    fields = {"model": "toy", "messages": SAID, "tools": TOOLS}
+    async with start_fakes(verifier) as (_, one), gateway_to(one.address) as address:
+        answer = await post(address, CHAT, fields)
+        without = await post(address, CHAT, {**fields, "tool_choice": "none", "max_tokens": 3})
+    [choice] = answer.content["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == ("Let me see." if is_mistral else None)
+    [found] = choice["message"]["tool_calls"]
+    assert found["function"] == {"name": "add", "arguments": '{"x": 1}'}
+    assert (len(found["id"]) == 9) is is_mistral
     assert "tool_calls" not in without.content["choices"][0]["message"]
 
 

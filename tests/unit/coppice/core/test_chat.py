@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from coppice.core.chat import MAX_ROLE_BYTES, ChatMessage, ChatTemplate, ToolCall
+from coppice.core.chat import MAX_ROLE_BYTES, CallFormat, ChatMessage, ChatTemplate, ToolCall
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 
 CHATML = (
@@ -156,3 +156,18 @@ def test_a_template_without_a_place_for_tools_refuses_them() -> None:
 def test_a_call_that_is_none_is_refused(id_: str, name: str, arguments: str) -> None:
     with pytest.raises(InvalidRequestError):
         ToolCall(id_, name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", None),
+        (CHATML, CallFormat.HERMES),
+        ("<tool_call> [TOOL_CALLS]", CallFormat.HERMES),
+        ("{{ '[TOOL_CALLS] [' }}{{ '\"parameters\": ' }}", CallFormat.MISTRAL),
+        ("{{- '<|python_tag|>' }}", CallFormat.LLAMA3),
+        ('{{- \'{"name": function name, "parameters": dictionary of its values}\' }}', CallFormat.LLAMA3),
+    ],
+)
+def test_the_template_says_how_calls_are_written(source: str, expected: CallFormat | None) -> None:
+    assert ChatTemplate(source).call_format is expected

@@ -215,3 +215,16 @@ def test_added_tokens_may_take_spaces_with_them() -> None:
     assert stripping.least_tokens(text) <= 1
     # Seven bytes are one token, in which other letters are.
     assert TOKENIZERS["bytes"].least_tokens("<|end|>" * 700) <= 700
+
+
+def test_special_tokens_may_be_text_where_they_are_named() -> None:
+    content = json.loads(byte_tokenizer_json())["added_tokens"]
+    mark = {**content[0], "id": 257, "content": "[TOOL_CALLS]"}
+    tokenizer = TargetTokenizer(byte_tokenizer_json(added_tokens=[*content, mark]))
+    ids = tokenizer.encode("é[TOOL_CALLS]é<|end|>[TOOL_CALLS]a")
+    assert ids.count(257) == 2
+    for shown, expected in ((("[TOOL_CALLS]", "[ARGS]"), "é[TOOL_CALLS]é[TOOL_CALLS]a"), ((), "ééa")):
+        for sizes in (1, 2, len(ids)):
+            detokenizer = tokenizer.detokenizer((), shown)
+            found = [detokenizer.push(ids[at : at + sizes]) for at in range(0, len(ids), sizes)]
+            assert "".join(found) + detokenizer.flush() == expected

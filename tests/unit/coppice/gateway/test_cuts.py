@@ -18,6 +18,8 @@ from coppice.gateway.tool_calls import (
     AnswerParser,
     CallDelta,
     ForcedCall,
+    LlamaCalls,
+    MistralCalls,
     PlainText,
     RequiredCall,
     TaggedCalls,
@@ -222,26 +224,107 @@ TEXTS: list[tuple[str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "content", "calls"), TEXTS)
-def test_calls_are_found_however_their_text_is_cut(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def mistral() -> AnswerParser:
+    return MistralCalls(("f", "g"), "call")
+
+
+MISTRAL_TEXTS: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("no call", "no call", []),
+    (f"[TOOL_CALLS] [{F}, {G}]", "", [CALL_F, CALL_G]),
+    (f"Let me see.\n[TOOL_CALLS][{F}]\n", "Let me see.", [CALL_F]),
+    ('[TOOL_CALLS]f[ARGS]{"x": "é"}[TOOL_CALLS]g[ARGS]{}', "", [CALL_F, CALL_G]),
+    ('ok [TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"x": "é"}\n[TOOL_CALLS] g{} ', "ok", [CALL_F, CALL_G]),
+    # A mark inside an argument is text.
+    ('[TOOL_CALLS]f[ARGS]{"x": "[TOOL_CALLS]g"}', "", [("f", '{"x": "[TOOL_CALLS]g"}')]),
+    (f"[TOOL_CALLS][{G}] and then\n", " and then\n", [CALL_G]),
+    # The second is cut off.
+    ("[TOOL_CALLS]g[ARGS]{}[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f[ARGS]{", [CALL_G]),
+    *(
+        (text, text, [])
+        for text in (
+            " \n ",
+            "a [1] [TOOL_CAL",
+            "a\n[TOOL_CALLS]",
+            f"a [TOOL_CALLS] [{F}, ",
+            f'[TOOL_CALLS][{F}, {{"name": "h", "arguments": {{}}}}]',
+            "[TOOL_CALLS]h[ARGS]{}",
+            "[TOOL_CALLS][]",
+            "[TOOL_CALLS]{x}",
+            '[TOOL_CALLS]f[ARGS]{"x": NaN}',
+        )
+    ),
+]
+
+
+def llama() -> AnswerParser:
+    return LlamaCalls(("f", "g"), "call")
+
+
+LLAMA_F, LLAMA_G = '{"name": "f", "parameters": {"x": "é"}}', '{"type": "function", "name": "g", "parameters": {}}'
+LLAMA_TEXTS: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("no call", "no call", []),
+    (LLAMA_F, "", [CALL_F]),
+    (f"\n<|python_tag|>{LLAMA_F}; {LLAMA_G}\n", "", [CALL_F, CALL_G]),
+    (f"{LLAMA_G}\n{LLAMA_F};", "", [CALL_G, CALL_F]),
+    (G, "", [CALL_G]),
+    *(
+        (text, text, [])
+        for text in (
+            "  \n",
+            f"Let me see. {LLAMA_F}",
+            f"{LLAMA_F} and then",
+            "<|python_ta",
+            "<|python_tag|>",
+            "<|python_tag|>print(1)",
+            "<| a",
+            '{"x": 1}',
+            '{"name": "f"}',
+            '{"name": "h", "parameters": {}}',
+            f'{LLAMA_F}; {{"name": "f", "para',
+            "{x}",
+        )
+    ),
+]
+
+
+FORMATS = [(tagged, TEXTS), (mistral, MISTRAL_TEXTS), (llama, LLAMA_TEXTS)]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content", "calls"), [(parser, *one) for parser, texts in FORMATS for one in texts]
+)
+def test_calls_are_found_however_their_text_is_cut(
+    parser: NewParser, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
     expected = (content, [(f"call{index}", *call) for index, call in enumerate(calls)])
-    assert pieces([text], tagged()) == expected
-    assert pieces([*text, ""], tagged()) == expected
+    assert pieces([text], parser()) == expected
+    assert pieces([*text, ""], parser()) == expected
     # Every way to cut it in three.
     for a, b in itertools.combinations_with_replacement(range(len(text) + 1), 2):
-        assert pieces([text[:a], text[a:b], text[b:]], tagged()) == expected
+        assert pieces([text[:a], text[a:b], text[b:]], parser()) == expected
 
 
+def test_ids_of_mistral_calls_have_nine_characters() -> None:
+    text = "[TOOL_CALLS]g[ARGS]{}" * 11
+    ids = [one[0] for one in pieces([text], MistralCalls(("g",), "abcdefgh"))[1]]
+    assert (ids[0], ids[10]) == ("abcdefgh0", "abcdefg10")
+    assert len(set(ids)) == 11
+
+
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+
+
+@pytest.mark.parametrize("parser", [parser for parser, _ in FORMATS])
 @given(
     parts=st.lists(
         st.sampled_from(
-            [f"<tool_call>{F}</tool_call>", "<tool_call>", "</tool_call>", F, G, " ", "\n", "text", "<", "é"]
+            [f"<tool_call>{F}</tool_call>", f"[{F}]", LLAMA_F, F, G, "g", " ", "\n", "text", "<", "[", ";", "é", *MARKS]
         ),
         max_size=8,
     ),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
 )
-def test_any_text_gives_the_same_in_every_cut(parts: list[str], sizes: list[int]) -> None:
+def test_any_text_gives_the_same_in_every_cut(parser: NewParser, parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
     cut, at = [], 0
     for size in itertools.cycle(sizes):
@@ -249,7 +332,7 @@ def test_any_text_gives_the_same_in_every_cut(parts: list[str], sizes: list[int]
         at += size
         if at >= len(text):
             break
-    assert pieces(cut, tagged()) == pieces([*text, ""], tagged())
+    assert pieces(cut, parser()) == pieces([*text, ""], parser())
 
 
 def test_what_a_grammar_makes_a_call_is_one_in_every_cut() -> None:
@@ -262,15 +345,24 @@ def test_what_a_grammar_makes_a_call_is_one_in_every_cut() -> None:
     assert pieces([required[:9], required[9:20]], RequiredCall(("f",), "c")) == (required[:20], [])
 
 
-def test_every_round_of_an_output_with_calls_gives_the_same_answer() -> None:
-    text = f"ok\n<tool_call>{G}</tool_call>"
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        (tagged, f"ok\n<tool_call>{G}</tool_call>", "ok"),
+        (mistral, "ok\n[TOOL_CALLS]g[ARGS]{}", "ok"),
+        (llama, LLAMA_G, None),
+    ],
+)
+def test_every_round_of_an_output_with_calls_gives_the_same_answer(
+    parser: NewParser, text: str, content: str | None
+) -> None:
     tokens = [*text.encode(), EOS]
-    one_at_a_time = answers([[token] for token in tokens], (), new_parser=tagged)
+    one_at_a_time = answers([[token] for token in tokens], (), new_parser=parser)
     assert one_at_a_time[0]["finish_reason"] == "tool_calls"
-    assert one_at_a_time[0]["message"]["content"] == "ok"
+    assert one_at_a_time[0]["message"]["content"] == content
     for size in range(1, len(tokens) + 1):
         blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
-        assert answers(blocks, (), new_parser=tagged) == one_at_a_time
+        assert answers(blocks, (), new_parser=parser) == one_at_a_time
     # At its limit, an output with a call ends as others do.
-    cut_off = answers([tokens[:-1]], (), max_tokens=len(tokens) - 1, new_parser=tagged)
+    cut_off = answers([tokens[:-1]], (), max_tokens=len(tokens) - 1, new_parser=parser)
     assert cut_off[0]["finish_reason"] == "length"
