@@ -22,10 +22,12 @@ MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
 MAX_TOOLS = 128
 MAX_NAME_BYTES = 128
+# Tags of reasoning.
+THINK = ("<think>", "</think>")
 
 
 class CallFormat(StrEnum):
-    """How a model writes calls of tools in its answer.
+    """Format of the calls of tools in an answer.
 
     Hermes and Qwen: JSON between tags. Mistral: after a token, a list in JSON, or a name and arguments for each call.
     Llama 3: the answer is JSON.
@@ -103,6 +105,13 @@ class ChatMessage:
         return fields | {field: text for field, text in named.items() if text}
 
 
+class Reasoning(StrEnum):
+    """Place of the reasoning in an answer: between tags, or up to the end tag, since the prompt opens it."""
+
+    TAGS = "tags"
+    OPEN = "open"
+
+
 class ChatTemplate:
     """Chat template of a checkpoint (empty: none), with its special tokens by name."""
 
@@ -152,6 +161,22 @@ class ChatTemplate:
             return CallFormat.MISTRAL
         is_llama = "<|python_tag|>" in self._source or '"parameters":' in self._source
         return CallFormat.LLAMA3 if is_llama else CallFormat.HERMES
+
+    @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """Place of the reasoning in answers; None if the template names no tag of it."""
+        if not any(tag in self._source for tag in THINK):
+            return None
+        try:
+            prompt = self.render([ChatMessage("user", "-")])
+        except (InvalidRequestError, UnsupportedError):
+            return Reasoning.TAGS
+        return Reasoning.OPEN if prompt.rstrip().endswith(THINK[0]) else Reasoning.TAGS
+
+    def marks(self, has_tools: bool) -> tuple[str, ...]:
+        """Texts around the parts of an answer, which may be special tokens."""
+        calls = self.call_format.marks if has_tools and self.call_format else ()
+        return calls + (THINK if self.reasoning else ())
 
     @cached_property
     def _has_tools(self) -> bool:

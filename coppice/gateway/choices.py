@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coppice.gateway.tool_calls import AnswerParser, CallDelta
+from coppice.gateway.tool_calls import AnswerParser, AnswerPiece, CallDelta, ReasoningDelta
 from coppice.v1 import inference_pb2, sampling_pb2
 
 _LENGTHS = (sampling_pb2.FINISH_REASON_LENGTH, sampling_pb2.FINISH_REASON_CONTEXT_LENGTH)
@@ -81,6 +81,7 @@ class ChatChoice(_Choice):
     def __init__(self, index: int, wanted: Wanted, parser: AnswerParser) -> None:
         super().__init__(index, wanted)
         self._parser = parser
+        self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._log_probs: list[dict[str, Any]] = []
         self._has_begun = False
@@ -106,17 +107,22 @@ class ChatChoice(_Choice):
         """The choice of an answer in one piece, after the last message."""
         content = "".join(self._text)
         answer: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(self._reasoning):
+            answer["reasoning_content"] = reasoning
         if self._calls:
             answer |= {"content": content or None, "tool_calls": self._calls}
         shown = {"content": self._log_probs} if self._wanted.log_probs else None
         return {"index": self._index, "message": answer, "logprobs": shown, **self._ended(self._token_ids)}
 
-    def _delta(self, pieces: Sequence[str | CallDelta]) -> dict[str, Any]:
-        """Content and calls of a chunk, which are also put to those before."""
+    def _delta(self, pieces: Sequence[AnswerPiece]) -> dict[str, Any]:
+        """Reasoning, content and calls of a chunk, which are also put to those before."""
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [self._call(piece) for piece in pieces if isinstance(piece, CallDelta)]
         self._text.append(content)
-        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+        self._reasoning.append(reasoning)
+        reasoned = {"reasoning_content": reasoning} if reasoning else {}
+        return reasoned | ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def _call(self, part: CallDelta) -> dict[str, Any]:
         if part.id is None:

@@ -214,13 +214,17 @@ class ChosenTool(_Body):
 
 
 class MessageFields(_Body):
-    """A message of a conversation. The last ones may only be null, as in answers that are sent back."""
+    """A message of a conversation. The last ones may only be null, as in answers that are sent back.
+
+    Reasoning comes back with an answer, too; templates leave that of earlier answers out, so it is not sent on.
+    """
 
     role: Annotated[str, Field(min_length=1)]
     content: str | Several[TextPart] | None = None
     name: str | None = None
     tool_calls: Several[ToolCallFields] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     refusal: None = None
     audio: None = None

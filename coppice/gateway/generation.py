@@ -15,14 +15,15 @@ from typing import Any, ClassVar
 
 import grpc
 
-from coppice.core.chat import CallFormat
+from coppice.core.chat import CallFormat, Reasoning
 from coppice.gateway.choices import AnswerChoice, ChatChoice, CompletionChoice, Wanted, usage_fields
 from coppice.gateway.endpoint import Endpoint, caller_metadata
 from coppice.gateway.errors import from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
+from coppice.gateway.reasoning import ReasonedAnswer
 from coppice.gateway.tool_calls import FREE_CALLS, MISTRAL_ID_LENGTH, AnswerParser, ForcedCall, PlainText, RequiredCall
-from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, renaming
+from coppice.gateway.translation import CallRequests, chat_requests, completion_requests, has_grammar, renaming
 from coppice.gateway.upstream import Call, Metadata, ServedModel
 from coppice.v1 import inference_pb2
 
@@ -158,7 +159,15 @@ class ChatCompletions(Generate):
     def choices(self, fields: ChatFields) -> NewChoice:
         """Maker of choices without text."""
         wanted, new_parser = Wanted(bool(fields.logprobs), bool(fields.return_token_ids)), _parsers(fields)
-        return lambda index, model: ChatChoice(index, wanted, new_parser(_call_format(model)))
+        may_reason = not has_grammar(fields)
+
+        def new_choice(index: int, model: inference_pb2.GetModelInfoResponse) -> AnswerChoice:
+            parser = new_parser(_call_format(model))
+            if model.reasoning and may_reason:
+                parser = ReasonedAnswer(parser, model.reasoning == Reasoning.OPEN)
+            return ChatChoice(index, wanted, parser)
+
+        return new_choice
 
 
 class Answer:

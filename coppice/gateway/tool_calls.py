@@ -33,17 +33,28 @@ class CallDelta:
     name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A part of the reasoning before an answer."""
+
+    text: str
+
+
+# Content is a plain text.
+AnswerPiece = str | CallDelta | ReasoningDelta
+
+
 class AnswerParser(Protocol):
     """Reads an answer's text as it comes."""
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
-        """Add text; returns the content (str) and the calls that are certain now. `ended`: no more comes."""
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
+        """Add text; returns the pieces that are certain now. `ended`: no more comes."""
 
 
 class PlainText:
     """An answer without calls."""
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; all of it is content."""
         return [text] if text else []
 
@@ -69,21 +80,21 @@ class TaggedCalls:
         # Where to look for the end of that call.
         self._looked = 0
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; returns the content and the calls that are certain now."""
         self._rest += text
-        found: list[str | CallDelta] = []
+        found: list[AnswerPiece] = []
         while self._next_tag(found):
             pass
         if found:
             self._after_call = isinstance(found[-1], CallDelta)
         return found + self._last() if ended else found
 
-    def _next_tag(self, found: list[str | CallDelta]) -> bool:
+    def _next_tag(self, found: list[AnswerPiece]) -> bool:
         """Go on to the next tag; False where there is none yet."""
         if self._before is None:
             at = self._rest.find(OPEN)
-            content = self._rest[: at if at >= 0 else _certain(self._rest, OPEN)]
+            content = self._rest[: at if at >= 0 else certain(self._rest, OPEN)]
             shown = content.rstrip()
             if at < 0:
                 # White space before what may be a tag is kept back, too.
@@ -103,7 +114,7 @@ class TaggedCalls:
         found.append(f"{before}{OPEN}{body}{CLOSE}" if call is None else call)
         return True
 
-    def _last(self) -> list[str | CallDelta]:
+    def _last(self) -> list[AnswerPiece]:
         rest, before = self._rest, self._before
         self._rest, self._before = "", None
         if before is not None:
@@ -134,14 +145,14 @@ class MistralCalls:
         self._rest = ""
         self._is_open = False
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; returns the content that is certain now, and at the end the calls."""
         self._rest += text
-        found: list[str | CallDelta] = []
+        found: list[AnswerPiece] = []
         if not self._is_open:
             at = self._rest.find(MISTRAL_OPEN)
             self._is_open = at >= 0
-            content = self._rest[: at if at >= 0 else _certain(self._rest, MISTRAL_OPEN)].rstrip()
+            content = self._rest[: at if at >= 0 else certain(self._rest, MISTRAL_OPEN)].rstrip()
             found += [content] if content else []
             self._rest = self._rest[len(content) :]
         if not ended:
@@ -182,7 +193,7 @@ class LlamaCalls:
         self._rest = ""
         self._is_content = False
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; returns it where the answer is no call, else all calls at the end."""
         self._rest += text
         if not self._is_content:
@@ -231,7 +242,7 @@ class ForcedCall:
         self._name: str | None = name
         self._id = f"{call_id}0"
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; all of it is arguments."""
         if self._name is not None and (text or ended):
             name, self._name = self._name, None
@@ -247,7 +258,7 @@ class RequiredCall:
         self._id = f"{call_id}0"
         self._text: list[str] = []
 
-    def push(self, text: str, ended: bool) -> list[str | CallDelta]:
+    def push(self, text: str, ended: bool) -> list[AnswerPiece]:
         """Add text; returns the call at the end, or the text of one that was cut off."""
         self._text.append(text)
         if not ended:
@@ -305,7 +316,7 @@ def _no_number(name: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
-def _certain(text: str, mark: str) -> int:
+def certain(text: str, mark: str) -> int:
     """Length of the text before what may be the beginning of a mark at its end."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):

@@ -260,6 +260,11 @@ def _grammars(fields: GenerationFields) -> dict[str, sampling_pb2.Grammar]:
     return found
 
 
+def has_grammar(fields: GenerationFields) -> bool:
+    """Whether the answer is held to a grammar."""
+    return bool(_grammars(fields))
+
+
 def _set_grammar(sampling: sampling_pb2.SamplingParams, grammars: Mapping[str, sampling_pb2.Grammar]) -> None:
     if len(grammars) > 1:
         first, second, *_ = grammars

@@ -406,7 +406,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules", "num_verifiers", "refusals", "rounds", "dtype", "weights_fingerprint", "serving_fingerprint", "quantization", "call_format")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules", "num_verifiers", "refusals", "rounds", "dtype", "weights_fingerprint", "serving_fingerprint", "quantization", "call_format", "reasoning")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +426,7 @@ class GetModelInfoResponse(_message.Message):
     SERVING_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     CALL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -445,4 +446,5 @@ class GetModelInfoResponse(_message.Message):
     serving_fingerprint: str
     quantization: str
     call_format: str
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., num_verifiers: _Optional[int] = ..., refusals: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Union[Rounds, str]] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., quantization: _Optional[str] = ..., call_format: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., num_verifiers: _Optional[int] = ..., refusals: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Union[Rounds, str]] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., quantization: _Optional[str] = ..., call_format: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...

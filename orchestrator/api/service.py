@@ -234,6 +234,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             dtype=info.dtype,
             quantization=info.quantization,
             call_format=self._template.call_format or "",
+            reasoning=self._template.reasoning or "",
             weights_fingerprint=info.weights_fingerprint,
             serving_fingerprint=info.serving_fingerprint,
             rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,
@@ -424,7 +425,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             max_lookup_nodes=lookup_nodes,
             max_head_nodes=head_nodes,
         )
-        output = Output(self._tokenizer, transcript, request.stopping, request.want_text, request.call_marks)
+        output = Output(self._tokenizer, transcript, request.stopping, request.want_text, request.marks)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace, rounds)
 
 

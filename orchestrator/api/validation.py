@@ -75,8 +75,8 @@ class GenerationRequest:
     priority: int
     cache_salt: str
     want_text: bool
-    # Special tokens whose names are text: they may be part of a call of a tool.
-    call_marks: tuple[str, ...]
+    # Texts around reasoning and calls, also where they are special tokens.
+    marks: tuple[str, ...]
     want_token_ids: bool
     # None: no log-probabilities; n: those of the generated tokens and of the n likeliest tokens.
     top_log_probs: int | None
@@ -193,7 +193,7 @@ async def validate(
         priority=message.priority,
         cache_salt=message.cache_salt,
         want_text=not message.response.HasField("text") or message.response.text,
-        call_marks=template.call_format.marks if message.messages.tools and template.call_format else (),
+        marks=template.marks(bool(message.messages.tools)) if message.messages.messages else (),
         want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
         top_log_probs=message.response.top_log_probs if message.response.HasField("top_log_probs") else None,
         want_token_bytes=message.response.token_bytes,

@@ -408,6 +408,34 @@ async def test_calls_are_found_in_the_format_of_the_template(
     assert "tool_calls" not in without.content["choices"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("opened", "text"), [("", "<think>\nHm.\n</think>\n\nYes."), ("<think>\n", "Hm.\n</think>Yes.")]
+)
+async def test_reasoning_is_apart_from_content(start_fakes: StartFakes, opened: str, text: str) -> None:
+    prompt = "user: hi\nassistant:" + opened
+    verifier = FakeVerifier(
+        target=script(text, len(prompt)),
+        # Jinja drops a template's last line break.
+        chat_template=TEMPLATE + "{# </think> #}" + opened + ("\n" if opened else ""),
+    )
+    fields = {"model": "toy", "messages": SAID}
+    async with start_fakes(verifier) as (_, one), gateway_to(one.address) as address:
+        answer = await post(address, CHAT, fields)
+        streamed = await post(address, CHAT, {**fields, "stream": True})
+        held = await post(address, CHAT, {**fields, "guided_regex": "a*"})
+        again = await post(
+            address, CHAT, {**fields, "messages": [*SAID, answer.content["choices"][0]["message"]], "max_tokens": 1}
+        )
+    message = answer.content["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    deltas = [event["choices"][0]["delta"] for event in streamed.events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
+    # The fake verifier keeps no grammar.
+    assert held.content["choices"][0]["message"]["content"] == text
+    assert again.status == 200
+
+
 async def test_a_call_that_is_asked_for_is_held_to_its_schema(start_fakes: StartFakes) -> None:
     verifier = FakeVerifier(chat_template=TOOL_TEMPLATE)
     fields = {"model": "toy", "messages": SAID, "tools": TOOLS, "max_tokens": 5, "seed": 1}

@@ -134,10 +134,20 @@ export async function answer(model, messages, fields, show, signal) {
   const body = { model, ...input, ...settings(), ...fields, stream: true, return_token_ids: true };
   const ids = [];
   let statistics = null;
+  let thinks = false;
   for await (const event of events(chat ? "/v1/chat/completions" : "/v1/completions", body, signal)) {
     for (const choice of event.choices) {
       ids.push(...(choice.token_ids || []));
-      show(chat ? choice.delta.content || "" : choice.text, ids.length);
+      let text = choice.text;
+      if (chat) {
+        // With its tags, as templates expect it in an earlier answer.
+        const { reasoning_content: thought = "", content = "" } = choice.delta;
+        const opens = thought && !thinks;
+        const closes = content && (thought || thinks);
+        text = (opens ? "<think>" : "") + thought + (closes ? "</think>\n\n" : "") + content;
+        thinks = (thought || thinks) && !content;
+      }
+      show(text, ids.length);
       statistics = choice.coppice || statistics;
     }
   }

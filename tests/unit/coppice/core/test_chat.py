@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from coppice.core.chat import MAX_ROLE_BYTES, CallFormat, ChatMessage, ChatTemplate, ToolCall
+from coppice.core.chat import MAX_ROLE_BYTES, CallFormat, ChatMessage, ChatTemplate, Reasoning, ToolCall
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 
 CHATML = (
@@ -171,3 +171,19 @@ def test_a_call_that_is_none_is_refused(id_: str, name: str, arguments: str) -> 
 )
 def test_the_template_says_how_calls_are_written(source: str, expected: CallFormat | None) -> None:
     assert ChatTemplate(source).call_format is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", None),
+        (CHATML, None),
+        (CHATML + "{# </think> #}", Reasoning.TAGS),
+        (CHATML + "{{ '<think>\\n' }}", Reasoning.OPEN),
+        (CHATML + "{{ '<think>\\n\\n</think>\\n' }}", Reasoning.TAGS),
+        ("{{ raise_exception('<think>') }}", Reasoning.TAGS),
+        ("{% <think>", Reasoning.TAGS),
+    ],
+)
+def test_the_template_says_where_answers_have_reasoning(source: str, expected: Reasoning | None) -> None:
+    assert ChatTemplate(source).reasoning is expected

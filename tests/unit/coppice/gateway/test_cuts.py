@@ -14,6 +14,7 @@ from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.gateway.choices import ChatChoice, CompletionChoice, Wanted
+from coppice.gateway.reasoning import ReasonedAnswer
 from coppice.gateway.tool_calls import (
     AnswerParser,
     CallDelta,
@@ -21,6 +22,7 @@ from coppice.gateway.tool_calls import (
     LlamaCalls,
     MistralCalls,
     PlainText,
+    ReasoningDelta,
     RequiredCall,
     TaggedCalls,
 )
@@ -89,6 +91,8 @@ def joined_chat(chunks: list[dict[str, Any]]) -> dict[str, Any]:
             assert part["index"] == len(calls) - 1
             calls[-1]["function"]["arguments"] += part["function"]["arguments"]
     said: dict[str, Any] = {"role": "".join(chunk["delta"].get("role", "") for chunk in chunks), "refusal": None}
+    if reasoning := "".join(chunk["delta"].get("reasoning_content", "") for chunk in chunks):
+        said["reasoning_content"] = reasoning
     return {
         "index": 0,
         "message": said | ({"content": content or None, "tool_calls": calls} if calls else {"content": content}),
@@ -180,6 +184,7 @@ def pieces(cut: Sequence[str], parser: AnswerParser) -> tuple[str, list[tuple[st
     content, calls = "", list[tuple[str, str, str]]()
     for index, text in enumerate(cut):
         for piece in parser.push(text, index == len(cut) - 1):
+            assert not isinstance(piece, ReasoningDelta)
             if isinstance(piece, str):
                 assert piece
                 content += piece
@@ -366,3 +371,77 @@ def test_every_round_of_an_output_with_calls_gives_the_same_answer(
     # At its limit, an output with a call ends as others do.
     cut_off = answers([tokens[:-1]], (), max_tokens=len(tokens) - 1, new_parser=parser)
     assert cut_off[0]["finish_reason"] == "length"
+
+
+def reasoned(cut: Sequence[str], is_open: bool) -> tuple[str, str, list[str]]:
+    """Reasoning, content and names of calls of a text that comes in these pieces."""
+    parser = ReasonedAnswer(tagged(), is_open)
+    found = [piece for index, text in enumerate(cut) for piece in parser.push(text, index == len(cut) - 1)]
+    reasoning = [piece.text for piece in found if isinstance(piece, ReasoningDelta)]
+    assert all(reasoning)
+    content = "".join(piece for piece in found if isinstance(piece, str))
+    return "".join(reasoning), content, [piece.name or "" for piece in found if isinstance(piece, CallDelta)]
+
+
+REASONED: list[tuple[str, bool, str, str, list[str]]] = [
+    ("<think>\nA b.\n\nc\n</think>\n\nYes <b>.", False, "A b.\n\nc", "Yes <b>.", []),
+    ("\n<think></think> Yes", False, "", "Yes", []),
+    (f"<think>f < g</think>\n<tool_call>{F}</tool_call>", False, "f < g", "", ["f"]),
+    (f"<think><tool_call>{F}</tool_call></think>ok", False, f"<tool_call>{F}</tool_call>", "ok", []),
+    # Cut off by max_tokens, within the tag too.
+    ("<think>so </thi", False, "so </thi", "", []),
+    ("<thi", False, "", "<thi", []),
+    # Not at the beginning.
+    (" a <think>b</think>", False, "", " a <think>b</think>", []),
+    ("no </think> tag", False, "", "no </think> tag", []),
+    # The prompt has opened it.
+    ("A b.\n</think>\nYes </think>", True, "A b.", "Yes </think>", []),
+    ("\n<think>A</think>Yes", True, "A", "Yes", []),
+    ("<t", True, "<t", "", []),
+    (" \n", True, "", "", []),
+]
+
+
+@pytest.mark.parametrize(("text", "is_open", "reasoning", "content", "calls"), REASONED)
+def test_reasoning_is_found_however_its_text_is_cut(
+    text: str, is_open: bool, reasoning: str, content: str, calls: list[str]
+) -> None:
+    expected = (reasoning, content, calls)
+    assert reasoned([text], is_open) == expected
+    assert reasoned([*text, ""], is_open) == expected
+    for a, b in itertools.combinations_with_replacement(range(len(text) + 1), 2):
+        assert reasoned([text[:a], text[a:b], text[b:]], is_open) == expected
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(["<think>", "</think>", f"<tool_call>{F}</tool_call>", "<", "</thi", " ", "\n", "text"]),
+        max_size=8,
+    ),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    is_open=st.booleans(),
+)
+def test_any_text_gives_the_same_reasoning_in_every_cut(parts: list[str], sizes: list[int], is_open: bool) -> None:
+    text = "".join(parts)
+    cut, at = [], 0
+    for size in itertools.cycle(sizes):
+        cut.append(text[at : at + size])
+        at += size
+        if at >= len(text):
+            break
+    assert reasoned(cut, is_open) == reasoned([*text, ""], is_open)
+
+
+def test_every_round_of_an_output_with_reasoning_gives_the_same_answer() -> None:
+    tokens = [*f"<think>a</think>ok <tool_call>{G}</tool_call>".encode(), EOS]
+
+    def parser() -> AnswerParser:
+        return ReasonedAnswer(tagged(), False)
+
+    one_at_a_time = answers([[token] for token in tokens], (), new_parser=parser)
+    message = one_at_a_time[0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a", "ok")
+    assert one_at_a_time[0]["finish_reason"] == "tool_calls"
+    for size in range(1, len(tokens) + 1):
+        blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        assert answers(blocks, (), new_parser=parser) == one_at_a_time
