@@ -301,8 +301,8 @@ def _parsers(fields: ChatFields) -> Callable[[CallFormat], AnswerParser]:
 
 
 def _call_format(model: inference_pb2.GetModelInfoResponse) -> CallFormat:
-    # Empty without a template; such a chat is refused.
-    return CallFormat(model.call_format or CallFormat.HERMES)
+    # Empty without a template; such a chat is refused. That of a newer orchestrator may not be known here.
+    return CallFormat(model.call_format) if model.call_format in set(CallFormat) else CallFormat.HERMES
 
 
 def _call_id(form: CallFormat) -> str:

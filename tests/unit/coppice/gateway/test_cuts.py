@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coppice.core.chat import CallFormat
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.gateway.choices import ChatChoice, CompletionChoice, Wanted
+from coppice.gateway.generation import _call_format
 from coppice.gateway.reasoning import ReasonedAnswer
 from coppice.gateway.tool_calls import (
     AnswerParser,
@@ -445,3 +447,7 @@ def test_every_round_of_an_output_with_reasoning_gives_the_same_answer() -> None
     for size in range(1, len(tokens) + 1):
         blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
         assert answers(blocks, (), new_parser=parser) == one_at_a_time
+
+
+def test_calls_in_a_format_of_a_newer_orchestrator_are_read_as_hermes() -> None:
+    assert _call_format(inference_pb2.GetModelInfoResponse(call_format="of tomorrow")) is CallFormat.HERMES
