@@ -197,7 +197,9 @@ class CompiledLayers:
         another thread wants the interpreter.
         """
         head: Any = self._model.get_output_embeddings()
-        if self._rotations is None or head._forward_pre_hooks or self._body.forward != self._run_body:
+        if self._rotations is None or self._body.forward != self._run_body:
+            return None
+        if any(module._forward_hooks or module._forward_pre_hooks for module in (self._model, self._body.norm, head)):
             return None
         hidden: FloatArray = self._body.embed_tokens.weight.detach().numpy()[token_ids]
         self._run(0, len(self._layers), hidden, self._rotations.of(positions))
