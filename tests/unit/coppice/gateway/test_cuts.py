@@ -40,6 +40,17 @@ Blocks = Sequence[Sequence[int]]
 NewParser = Callable[[], AnswerParser]
 
 
+def cut_in_turn(text: str, sizes: Sequence[int]) -> list[str]:
+    """A text cut into pieces of these sizes, in turn."""
+    cut, at = [], 0
+    for size in itertools.cycle(sizes):
+        cut.append(text[at : at + size])
+        at += size
+        if at >= len(text):
+            break
+    return cut
+
+
 def messages(
     blocks: Blocks, stops: tuple[str, ...], max_tokens: int | None
 ) -> Iterator[inference_pb2.GenerateResponse]:
@@ -333,12 +344,7 @@ MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|
 )
 def test_any_text_gives_the_same_in_every_cut(parser: NewParser, parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
-    cut, at = [], 0
-    for size in itertools.cycle(sizes):
-        cut.append(text[at : at + size])
-        at += size
-        if at >= len(text):
-            break
+    cut = cut_in_turn(text, sizes)
     assert pieces(cut, parser()) == pieces([*text, ""], parser())
 
 
@@ -425,12 +431,7 @@ def test_reasoning_is_found_however_its_text_is_cut(
 )
 def test_any_text_gives_the_same_reasoning_in_every_cut(parts: list[str], sizes: list[int], is_open: bool) -> None:
     text = "".join(parts)
-    cut, at = [], 0
-    for size in itertools.cycle(sizes):
-        cut.append(text[at : at + size])
-        at += size
-        if at >= len(text):
-            break
+    cut = cut_in_turn(text, sizes)
     assert reasoned(cut, is_open) == reasoned([*text, ""], is_open)
 
 
