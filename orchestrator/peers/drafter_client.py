@@ -178,7 +178,7 @@ class DrafterClient:
                 max_nodes=max_nodes if max_nodes != known_nodes else None,
                 row_multiple=row_multiple if row_multiple != known_multiple else None,
             )
-            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message), sequence_id)
 
     def show_prompt(self, sequence_id: int, first_token: int, features: bytes) -> None:
         """Send features of the prompt's tokens from `first_token` on, if the drafter reads them."""
@@ -186,7 +186,7 @@ class DrafterClient:
             request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
             request.prompt_features.first_token = first_token
             request.prompt_features.features = features
-            self.stream.send(request)
+            self.stream.send(request, sequence_id)
 
     def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
         """Send the tree under verification, if it follows what the drafter has."""
@@ -196,15 +196,15 @@ class DrafterClient:
             # Without log-probabilities: the drafter has its own.
             request.expect.tree.token_ids.extend(tree.token_ids)
             request.expect.tree.parents.extend(tree.parents)
-            self.stream.send(request)
+            self.stream.send(request, sequence_id)
 
     def leave(self, sequence_id: int) -> None:
         """Stop following a sequence."""
         self._lengths.pop(sequence_id, None)
         self._limits.pop(sequence_id, None)
-        if self._handlers.pop(sequence_id, None) is not None:
+        if self._handlers.pop(sequence_id, None) is not None and not self.stream.withdraw(sequence_id):
             close = drafter_pb2.CloseDraft()
-            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close), sequence_id)
 
     async def handshake(self) -> None:
         """Check that the drafter matches the target's tokenizer and features."""
@@ -337,7 +337,8 @@ class DrafterClient:
             synchronous=opening.synchronous,
             denoising=wire.denoising_to_proto(opening.denoising),
         )
-        self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
+        request = drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message)
+        self.stream.send(request, sequence_id, request.ByteSize())
 
 
 class DrafterPool:

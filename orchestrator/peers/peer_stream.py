@@ -29,6 +29,8 @@ CHANNEL_BACKOFF_MAX_MS = 1000
 _MOST_WORDS = 300
 # Unsent messages at which a peer counts as stuck.
 MAX_UNSENT = 8192
+# Bytes of an opening that lets other sequences' messages pass.
+LARGE_BYTES = 4096
 
 
 class StreamEvents(Protocol[ResponseIn]):
@@ -47,7 +49,10 @@ class StreamEvents(Protocol[ResponseIn]):
 
 
 class PeerStream(Generic[Request, Response]):
-    """Keeps one stream open. Messages are sent in order, without blocking the caller."""
+    """Keeps one stream open. A sequence's messages are sent in order, without blocking the caller.
+
+    A large opening takes the peer's guard a while, so that other sequences' messages pass those that wait.
+    """
 
     def __init__(
         self,
@@ -104,17 +109,24 @@ class PeerStream(Generic[Request, Response]):
         """Wait for the next change of `connected`, `refusal` or `num_attempts`."""
         await self._changed.wait()
 
-    def send(self, message: Request) -> None:
-        """Send a message; dropped while disconnected, since `on_up` starts from scratch."""
+    def send(self, message: Request, sequence_id: int, opening_bytes: int = 0) -> None:
+        """Send a message; dropped while disconnected, since `on_up` starts from scratch.
+
+        `opening_bytes` is the size of a sequence's first message.
+        """
         if self._writer is None or self._call is None:
             return
         if self._writer.num_waiting >= MAX_UNSENT:
             logger.warning("%s does not read its messages, dropping its stream", self._name)
             self._call.cancel()
             return
-        self._writer.send(message)
+        self._writer.send(message, sequence_id, is_large=opening_bytes > LARGE_BYTES)
         if self.observer is not None:
             self.observer.told(message)
+
+    def withdraw(self, sequence_id: int) -> bool:
+        """Drop a sequence's messages if its opening still waits to be sent: the peer does not know it."""
+        return self._writer is not None and self._writer.withdraw(sequence_id)
 
     def _announce(self) -> None:
         self._changed.set()

@@ -204,7 +204,8 @@ class VerifierClient:
         """Open a sequence."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
-        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, self._info)))
+        request = verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, self._info))
+        self.stream.send(request, sequence_id, request.ByteSize())
         handler.on_opened(SequenceHandle(self, sequence_id))
 
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
@@ -216,7 +217,7 @@ class VerifierClient:
             if linger_us is not None:
                 request.draft.linger_us = linger_us
             wire.put_tree(tree, request.draft.tree)
-            self.stream.send(request)
+            self.stream.send(request, sequence_id)
 
     def draft_ahead(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
         """Send outcomes with continuations, unless the sequence has ended."""
@@ -225,13 +226,14 @@ class VerifierClient:
             request.draft.base_length = base_length
             request.draft.ahead = True
             wire.put_tree(tree, request.draft.tree)
-            self.stream.send(request)
+            self.stream.send(request, sequence_id)
 
     def leave(self, sequence_id: int) -> None:
         """Close a sequence, unless it has ended already."""
         if sequence_id in self._handlers:
-            close = verifier_pb2.CloseSequence()
-            self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, close=close))
+            if not self.stream.withdraw(sequence_id):
+                close = verifier_pb2.CloseSequence()
+                self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, close=close), sequence_id)
             self._forget(sequence_id)
 
     async def handshake(self) -> None:

@@ -61,7 +61,7 @@ _MESSAGE_UNITS = 0.1
 _FREE_MESSAGES = 4
 # Cost per byte of a large message (streams.py) of a streaming call: the server parses it before any check. Charged
 # before a frame is read, so that the sender waits, and others do not find the shared budget spent.
-_LARGE_BYTE_UNITS = 1 / 2048
+_LARGE_BYTE_UNITS = 1 / 16384
 # Cost of a header block's entries and bytes, charged after decoding.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002

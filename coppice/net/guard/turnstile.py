@@ -34,8 +34,10 @@ DEFAULT_RATES = Rates()
 # Interval of turns in seconds, and units per turn: who needs more pays in several.
 _TICK_S = 0.004
 TURN_UNITS = 6.0
-# Units that a connection may lag behind in fair queueing and catch up on later.
+# Units that a host, and one of its connections, may lag behind in fair queueing and catch up on later. A newcomer may
+# wait for the credit of all connections of its host.
 _CREDIT_UNITS = 60.0
+_CREDIT_UNITS_OF_ONE = 12.0
 
 
 class _Budget:
@@ -146,7 +148,7 @@ class Turnstile:
         account.budget.spend(units)
         self._shared.spend(units)
         host = account.of_host
-        account.finish = max(account.finish, host.virtual - _CREDIT_UNITS) + units
+        account.finish = max(account.finish, host.virtual - _CREDIT_UNITS_OF_ONE) + units
         host.finish = max(host.finish, self._virtual - _CREDIT_UNITS) + units
         if not self._waiting:
             # Usage without contention is not held against it.
@@ -157,7 +159,9 @@ class Turnstile:
         host = account.of_host
         if not host.waiting:
             self._queue(host)
-        heapq.heappush(host.waiting, (max(host.virtual - _CREDIT_UNITS, account.finish), next(self._arrivals), account))
+        heapq.heappush(
+            host.waiting, (max(host.virtual - _CREDIT_UNITS_OF_ONE, account.finish), next(self._arrivals), account)
+        )
         if self._timer is None:
             self._timer = self._loop.call_later(_TICK_S, self._let_through)
 

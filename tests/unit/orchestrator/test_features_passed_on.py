@@ -49,7 +49,7 @@ async def test_features_are_those_of_the_tokens_that_are_told(
     client = DrafterClient("127.0.0.1:1", "fingerprint")
     client.needs_features, client.feature_size = needs_features, 2
     sent: list[drafter_pb2.DraftRequest] = []
-    monkeypatch.setattr(client.stream, "send", sent.append)
+    monkeypatch.setattr(client.stream, "send", lambda message, *_: sent.append(message))
     client._lengths[1], client._limits[1] = known, (4, 1)
     client.outcome(1, outcome(features), 4, 1)
     [request] = sent
@@ -65,7 +65,7 @@ async def test_features_of_a_prompt_go_to_drafters_that_read_them(
     client = DrafterClient("127.0.0.1:1", "fingerprint")
     client.max_prompt_features = reads
     sent: list[drafter_pb2.DraftRequest] = []
-    monkeypatch.setattr(client.stream, "send", sent.append)
+    monkeypatch.setattr(client.stream, "send", lambda message, *_: sent.append(message))
     if is_open:
         client._lengths[1], client._limits[1] = 10, (4, 1)
     client.show_prompt(1, 3, ROWS[0])

@@ -44,7 +44,8 @@ def connected(kind: str, messages: list[Any]) -> DrafterClient:
     """A drafter whose stream only remembers what it is sent."""
     client = DrafterClient("127.0.0.1:1", "fingerprint")
     client.kind = kind
-    client.stream.send = messages.append  # type: ignore[method-assign]
+    client.stream.send = lambda message, *_: messages.append(message)  # type: ignore[method-assign]
+    client.stream.withdraw = lambda _: False  # type: ignore[method-assign]
     client.stream._writer = object()  # type: ignore[assignment]
     return client
 

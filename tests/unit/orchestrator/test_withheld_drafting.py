@@ -52,7 +52,7 @@ class Following:
     def __init__(self, max_nodes: int) -> None:
         self.messages: list[Any] = []
         self.client = DrafterClient("127.0.0.1:1", "fingerprint")
-        self.client.stream.send = self.messages.append  # type: ignore[method-assign]
+        self.client.stream.send = lambda message, *_: self.messages.append(message)  # type: ignore[method-assign]
         self.client.stream._writer = object()  # type: ignore[assignment] # connected
         self.planner = ToldPlanner(max_nodes)
         self.transcript = Transcript([1, 2, 3], (), 40, 100, (), ())

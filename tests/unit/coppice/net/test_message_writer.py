@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from coppice.net.message_writer import MessageWriter
+from coppice.net.message_writer import MOST_PASSING, MessageWriter
 
 
 class Stream:
@@ -70,3 +70,46 @@ async def test_a_bug_in_writing_is_no_end_of_the_stream() -> None:
     writer = MessageWriter(stream.write, stream.end)
     with pytest.raises(ValueError, match="serialisable"):
         writer.send(0)
+
+
+async def written(writer: MessageWriter[int], stream: Stream, count: int) -> list[int]:
+    for _ in range(count):
+        stream.may_take.release()
+    await asyncio.wait_for(writer.flush(), 5)
+    return stream.taken
+
+
+async def test_a_large_message_lets_others_pass_and_its_own_lane_stays_in_order() -> None:
+    stream = Stream()
+    writer = MessageWriter(stream.write, stream.end)
+    writer.send(0)
+    writer.send(10, lane=1, is_large=True)
+    writer.send(20, lane=2, is_large=True)
+    writer.send(11, lane=1)
+    writer.send(30, lane=3)
+    writer.send(12, lane=1)
+    assert writer.num_waiting == 5
+    assert await written(writer, stream, 6) == [0, 30, 10, 11, 12, 20]
+
+
+async def test_a_lane_that_is_withdrawn_is_not_written() -> None:
+    stream = Stream()
+    writer = MessageWriter(stream.write, stream.end)
+    writer.send(0)
+    writer.send(10, lane=1, is_large=True)
+    writer.send(11, lane=1)
+    writer.send(20, lane=2)
+    assert writer.withdraw(1)
+    assert not writer.withdraw(1)
+    assert not writer.withdraw(2)
+    assert await written(writer, stream, 2) == [0, 20]
+
+
+async def test_a_large_message_is_not_passed_for_ever() -> None:
+    stream = Stream()
+    writer = MessageWriter(stream.write, stream.end)
+    writer.send(0)
+    writer.send(-1, lane=1, is_large=True)
+    for message in range(2 * MOST_PASSING):
+        writer.send(message, lane=2)
+    assert (await written(writer, stream, 2 * MOST_PASSING + 2)).index(-1) == MOST_PASSING

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.peers.peer_stream import MAX_UNSENT, PeerStream
+from orchestrator.peers.peer_stream import LARGE_BYTES, MAX_UNSENT, PeerStream
 
 
 class Call:
@@ -56,7 +56,7 @@ class Owner:
 
     def on_up(self) -> None:
         for message in self.first:
-            self.stream.send(message)
+            self.stream.send(message, 0)
         self.is_up.set()
 
     def on_message(self, message: int) -> None: ...
@@ -98,11 +98,11 @@ async def test_a_peer_that_ends_its_streams_at_once_is_called_rarely() -> None:
 async def test_a_message_is_being_written_before_the_sender_goes_on() -> None:
     call = Call()
     async with connected(call) as owner:
-        owner.stream.send(1)
+        owner.stream.send(1, 0)
         assert call.begun == [1]
         call.may_take.release()
         await turns(4)
-        owner.stream.send(2)
+        owner.stream.send(2, 0)
         assert (call.begun, call.taken) == ([1, 2], [1])
 
 
@@ -125,7 +125,7 @@ async def test_a_message_reaches_the_peer_while_the_sender_holds_the_event_loop(
         owner.stream = PeerStream("peer", channel.stream_stream("/test.Peer/Talk"), owner)
         owner.stream.start()
         await asyncio.wait_for(owner.is_up.wait(), 5)
-        owner.stream.send(b"a message")  # type: ignore[arg-type]
+        owner.stream.send(b"a message", 0)  # type: ignore[arg-type]
         # Blocks the loop on purpose.
         assert arrived.wait(5)
         await owner.stream.stop()
@@ -135,7 +135,7 @@ async def test_a_message_reaches_the_peer_while_the_sender_holds_the_event_loop(
 async def test_messages_are_written_one_at_a_time_and_in_order() -> None:
     call = Call()
     async with connected(call, 1, 2) as owner:
-        owner.stream.send(3)
+        owner.stream.send(3, 0)
         assert call.begun == [1]
         for number in range(1, 4):
             call.may_take.release()
@@ -147,7 +147,7 @@ async def test_messages_are_written_one_at_a_time_and_in_order() -> None:
 async def test_a_write_that_fails_drops_the_stream_and_spares_the_sender() -> None:
     for failure in (asyncio.InvalidStateError(), asyncio.CancelledError()):
         async with connected(Call(fails=failure)) as owner:
-            owner.stream.send(1)
+            owner.stream.send(1, 0)
             await asyncio.wait_for(owner.is_down.wait(), 5)
 
 
@@ -155,9 +155,9 @@ async def test_a_peer_that_stops_reading_loses_its_stream() -> None:
     call = Call()
     async with connected(call) as owner:
         for message in range(MAX_UNSENT + 1):
-            owner.stream.send(message)
+            owner.stream.send(message, 0)
         assert not call.cancelled.is_set()
-        owner.stream.send(-1)
+        owner.stream.send(-1, 0)
         await asyncio.wait_for(owner.is_down.wait(), 5)
         assert call.begun == [0]
 
@@ -190,3 +190,20 @@ async def test_a_message_that_cannot_be_read_ends_the_stream_and_another_is_open
         assert owner.stream.refusal is None
     assert "it sent an unreadable message" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+async def test_a_large_opening_is_passed_by_others_and_may_be_withdrawn() -> None:
+    call = Call()
+    async with connected(call) as owner:
+        stream = owner.stream
+        stream.send(0, 0)
+        stream.send(10, 1, LARGE_BYTES + 1)
+        stream.send(20, 2, LARGE_BYTES + 1)
+        stream.send(21, 2)
+        stream.send(30, 3, LARGE_BYTES)
+        assert stream.withdraw(1)
+        assert not stream.withdraw(3)
+        for _ in range(4):
+            call.may_take.release()
+            await turns(3)
+        assert call.taken == [0, 30, 20, 21]

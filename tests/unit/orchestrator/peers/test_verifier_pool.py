@@ -98,7 +98,7 @@ def full_pool(number: int) -> VerifierPool:
     pool = VerifierPool([f"127.0.0.1:{index}" for index in range(1, number + 1)], resume_s=1.0)
     for index, client in enumerate(pool.clients):
         known(pool, index, INFO)
-        client.stream.send = lambda message: None  # type: ignore[method-assign]
+        client.stream.send = lambda *_: None  # type: ignore[method-assign]
         pool.on_up(client)
     pool._settle_on(pool.clients[0])
     return pool

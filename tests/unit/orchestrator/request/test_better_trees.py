@@ -29,7 +29,8 @@ def connected(kind: str) -> DrafterClient:
     """A drafter that never says anything by itself."""
     client = DrafterClient("127.0.0.1:1", "fingerprint")
     client.kind = kind
-    client.stream.send = lambda message: None  # type: ignore[method-assign]
+    client.stream.send = lambda *_: None  # type: ignore[method-assign]
+    client.stream.withdraw = lambda _: False  # type: ignore[method-assign]
     client.stream._writer = object()  # type: ignore[assignment]
     return client
 
