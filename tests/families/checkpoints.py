@@ -18,7 +18,8 @@ from verifier_svc.model.precision import DtypeName
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 VOCAB, CONTEXT = 97, 420
-_HIDDEN, _HEADS, _KV_HEADS, _FEED_FORWARD = 32, 4, 2, 48
+HIDDEN = 32
+_HEADS, _KV_HEADS, _FEED_FORWARD = 4, 2, 48
 # Wide enough to keep logits well apart.
 _RANGE = 0.3
 
@@ -46,7 +47,7 @@ def _build(family: Family, seed: int) -> PreTrainedModel:
     sizes = {
         "vocab_size": VOCAB,
         "max_position_embeddings": CONTEXT,
-        "hidden_size": _HIDDEN,
+        "hidden_size": HIDDEN,
         "intermediate_size": _FEED_FORWARD,
         "num_hidden_layers": 2,
         "num_attention_heads": _HEADS,
@@ -248,7 +249,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mpt": Family(
         "MptForCausalLM",
-        {"d_model": _HIDDEN, "n_layers": 2, "n_heads": _HEADS, "expansion_ratio": 2, "max_seq_len": CONTEXT},
+        {"d_model": HIDDEN, "n_layers": 2, "n_heads": _HEADS, "expansion_ratio": 2, "max_seq_len": CONTEXT},
         without=_SIZES,
     ),
     "falcon": Family(
@@ -283,10 +284,13 @@ FAMILIES: dict[str, Family] = {
     "phi-3": Family("Phi3ForCausalLM"),
     "gpt-2": Family(
         "GPT2LMHeadModel",
-        {"n_embd": _HIDDEN, "n_layer": 2, "n_head": _HEADS, "n_positions": CONTEXT},
+        {"n_embd": HIDDEN, "n_layer": 2, "n_head": _HEADS, "n_positions": CONTEXT},
         without=_SIZES,
     ),
 }
+
+# Families that have every kind of recurrent layer, with and without attention and experts.
+EACH_RECURRENCE = ("qwen3.5", "qwen3-next", "kimi-linear", "granite-4", "mamba", "lfm2")
 
 
 def plan_for(
@@ -297,11 +301,12 @@ def plan_for(
     cases: int = 9,
     seed: int = 0,
     dtype: DtypeName = "float32",
+    early_head: Path | None = None,
 ) -> FuzzPlan:
     """What is tried with a family's checkpoint. An output need not hold a text of its own to be a stop string."""
     events = tuple(event for event in EVENTS if event != "ended by a stop string")
     gap = family.near_tie_gap if dtype == "float32" else _ROUNDED
-    return FuzzPlan(directory, tokens, changes, cases, seed, 1, gap, events, dtype)
+    return FuzzPlan(directory, tokens, changes, cases, seed, 1, gap, events, dtype, early_head)
 
 
 def row_of(name: str, family: Family, target: TargetModel, info: TargetInfo) -> str:

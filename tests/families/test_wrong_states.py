@@ -11,14 +11,16 @@ import pytest
 from torch import Tensor
 
 from coppice.core.errors import IncompatibleError
-from tests.families.checkpoints import FAMILIES, plan_for
+from tests.families.checkpoints import FAMILIES, HIDDEN, plan_for
 from tests.fuzz import exactness
-from tests.fuzz.exactness import fuzz
+from tests.fuzz.exactness import FuzzPlan, fuzz
+from tests.unit.verifier_svc.early_heads import random_head
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine.pass_plan import Segment
+from verifier_svc.engine.pass_plan import PassPlan, Segment
 from verifier_svc.engine.state_slots import StateMoves
+from verifier_svc.extras.pruning.head import save_head
 from verifier_svc.layers.linear_recurrence import LinearRecurrence
-from verifier_svc.layers.recurrence import RowForest, StateCommit
+from verifier_svc.layers.recurrence import RecurrentStates, RowForest, StateCommit
 from verifier_svc.model.loading import load_probed_target
 
 # On a busy machine; a quiet one takes a tenth of it.
@@ -58,7 +60,7 @@ def add_the_decay_of_a_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def decayed(layer: LinearRecurrence, *inputs: Tensor) -> Tensor:
         queries, keys, values, decays, steps = inputs
-        parents = layer._forest.parents
+        parents = layer._coming.parents
         wrong = decays.clone()
         for row in range(1, len(parents)):
             if parents[row] >= 0 and parents[row] in parents[:row]:
@@ -77,6 +79,45 @@ def restore_another_border(monkeypatch: pytest.MonkeyPatch) -> None:
         layer._states[destinations.numpy()] = 0
 
     monkeypatch.setattr(LinearRecurrence, "copy", emptied)
+
+
+def follow_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node that remains after pruning follow the row before it in place of its parent."""
+    original = RowForest.__init__
+
+    def causal(forest: RowForest, segments: list[Segment]) -> None:
+        original(forest, segments)
+        if any(segment.places is not None for segment in segments):
+            forest.parents = np.where(forest.parents < 0, -1, np.arange(forest.num_rows) - 1)
+
+    monkeypatch.setattr(RowForest, "__init__", causal)
+
+
+def keep_pruned_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit rows counted after pruning in layers before the head, which have the pruned ones as well."""
+    narrow = RecurrentStates.narrow
+
+    def forgetful(states: RecurrentStates, plan: PassPlan) -> None:
+        narrow(states, plan)
+        if any(segment.places is not None for segment in plan.segments):
+            for recurrence in states._recurrences:
+                if isinstance(recurrence, LinearRecurrence):
+                    recurrence.forest = recurrence._coming
+
+    monkeypatch.setattr(RecurrentStates, "narrow", forgetful)
+
+
+def count_rows_as_before_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit rows counted before pruning, as far as there are so many, in layers after the head."""
+    original = RowForest.__init__
+
+    def unmapped(forest: RowForest, segments: list[Segment]) -> None:
+        original(forest, segments)
+        for place, remaining in forest._remaining.items():
+            last = segments[place].stop - segments[place].start - 1
+            forest._remaining[place] = {old: min(old, last) for old in remaining}
+
+    monkeypatch.setattr(RowForest, "__init__", unmapped)
 
 
 FAULTS = [
@@ -103,6 +144,45 @@ def test_the_probe_refuses_the_model(
 )
 def test_the_crowd_finds_it(family: str, inject: Inject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES[family].write(tmp_path)
+    find(inject, plan_for(FAMILIES[family], tmp_path, tokens=2000, changes=200), monkeypatch)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_the_probe_refuses_a_head_after_which_nodes_have_other_parents(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAMILIES[family].write(tmp_path / "model")
+    save_head(random_head(HIDDEN), tmp_path / "head")
+    follow_the_row_before(monkeypatch)
+    config = VerifierConfig(model=str(tmp_path / "model"), device="cpu", early_head=str(tmp_path / "head"))
+    with pytest.raises(IncompatibleError, match="other logits once nodes are pruned"):
+        load_probed_target(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "inject"),
+    [
+        ("lfm2", follow_the_row_before),
+        ("lfm2", count_rows_as_before_pruning),
+        ("qwen3.5", follow_the_row_before),
+        ("qwen3.5", keep_pruned_nodes),
+        ("qwen3.5", count_rows_as_before_pruning),
+        ("mamba", keep_pruned_nodes),
+        ("mamba", count_rows_as_before_pruning),
+    ],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_the_crowd_finds_wrong_states_of_pruned_passes(
+    family: str, inject: Inject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAMILIES[family].write(tmp_path / "model")
+    save_head(random_head(HIDDEN), tmp_path / "head")
+    plan = plan_for(FAMILIES[family], tmp_path / "model", tokens=2000, changes=200, early_head=tmp_path / "head")
+    find(inject, plan, monkeypatch)
+
+
+def find(inject: Inject, plan: FuzzPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a crowd find a fault that comes after the model was loaded and the references were computed."""
     episode = exactness.episode
 
     def faulty(*arguments: object) -> object:
@@ -111,4 +191,4 @@ def test_the_crowd_finds_it(family: str, inject: Inject, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(exactness, "episode", faulty)
     with pytest.raises(AssertionError, match=r"(logits|tokens) of sequence"):
-        fuzz(plan_for(FAMILIES[family], tmp_path, tokens=2000, changes=200))
+        fuzz(plan)

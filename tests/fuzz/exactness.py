@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from unittest import mock
 
 import numpy as np
@@ -33,6 +34,7 @@ from verifier_svc.engine import scheduler
 from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey
+from verifier_svc.extras.pruning.pace import ON
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.precision import DtypeName
 from verifier_svc.model.target_model import TargetInfo
@@ -60,7 +62,8 @@ EVENTS = (
     "parts of prompts",
     "episodes with few rows",
 )
-# And where rope factors change at a length.
+# And with an early head; and where rope factors change at a length.
+PRUNED = "pruned nodes"
 RESTARTS = "restarts at the rope boundary"
 _JOINS = 40
 _MOST_EPISODES = 500
@@ -82,6 +85,9 @@ class FuzzPlan:
     events: tuple[str, ...] = EVENTS
     # Of the target, and of transformers.
     dtype: DtypeName = "float32"
+    # Directory of a head that prunes every pass that has nodes, or runs it both ways; None without.
+    early_head: Path | None = None
+    early_pruning: Literal["on", "compare"] = "on"
 
 
 class WitnessedCrowd(Crowd):
@@ -122,14 +128,24 @@ def fuzz(plan: FuzzPlan, tell: Callable[[str], None] = lambda _: None) -> Counte
     """
     generator = np.random.default_rng(plan.seed)
     config = VerifierConfig(
-        model=str(plan.model), device="cpu", exactness="strict", threads=plan.threads, dtype=plan.dtype
+        model=str(plan.model),
+        device="cpu",
+        exactness="strict",
+        threads=plan.threads,
+        dtype=plan.dtype,
+        early_head="" if plan.early_head is None else str(plan.early_head),
+        early_pruning=plan.early_pruning,
     )
     target, info = load_probed_target(config)
     witness = Witness(target)
     references = draw_references(witness, info, generator, plan.num_cases)
     counts = compare_with_transformers(plan.model, references, plan.near_tie_gap, plan.dtype)
     tell(f"{len(references)} requests with {sum(len(one.output) for one in references)} tokens alone")
-    must_happen = (*plan.events, RESTARTS) if info.rope_boundary is not None else plan.events
+    must_happen = plan.events
+    if info.rope_boundary is not None:
+        must_happen = (*must_happen, RESTARTS)
+    if info.pruning is not None and info.pruning.switch == ON:
+        must_happen = (*must_happen, PRUNED)
     while not _is_enough(counts, plan, must_happen):
         seed = int(generator.integers(2**32))
         counts += episode(witness, info, references, seed)
@@ -162,6 +178,7 @@ def episode(witness: Witness, info: TargetInfo, references: Sequence[Reference],
     crowd.check_nothing_is_left()
     counts = crowd.counts
     counts["preemptions for want of blocks"] = crowd.engine.scheduler.num_preemptions - counts["forced preemptions"]
+    counts[PRUNED] = crowd.engine.counts.num_pruned_nodes
     counts["recomputed tokens"] = crowd.engine.scheduler.num_recomputed_tokens
     counts["passes"], counts["parts of prompts"] = witness.take_counts()
     counts["episodes with few rows"] = int(limits.max_rows > 0)

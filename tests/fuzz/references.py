@@ -19,6 +19,8 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey, SequenceSpec
+from verifier_svc.extras.pruning.layers import PrunedForward
+from verifier_svc.extras.pruning.rows import survivors_of
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import Event, LoadEvent, OutcomeEvent
 
@@ -64,7 +66,9 @@ class Witness:
         self._ranges: deque[tuple[int, int]] = deque()
         self._num_passes = 0
         self._num_parts = 0
+        self._forward_pruned = target.forward_pruned
         target.forward = self._run  # type: ignore[method-assign]
+        target.forward_pruned = self._run_pruned  # type: ignore[method-assign]
 
     def next_rows(self) -> LogitRows:
         """Rows of the next sequence of the last pass that got any: the root's, then the nodes' [1 + nodes, vocab]."""
@@ -79,11 +83,26 @@ class Witness:
 
     def _run(self, plan: PassPlan) -> Tensor:
         logits = self._forward(plan)
+        self._keep(plan, logits)
+        return logits
+
+    def _run_pruned(self, plan: PassPlan) -> tuple[Tensor, PrunedForward]:
+        """Rows of pruned nodes, which have no logits, become NaN."""
+        left, forward = self._forward_pruned(plan)
+        logits = left.new_full((len(plan.logit_rows), left.shape[1]), torch.nan)
+        for segment, (first, last), (start, stop) in zip(
+            forward.plan.segments, plan.logit_ranges, forward.plan.logit_ranges, strict=True
+        ):
+            if first < last:
+                logits[[first, *(first + 1 + node for node in survivors_of(segment))]] = left[start:stop]
+        self._keep(plan, logits)
+        return left, forward
+
+    def _keep(self, plan: PassPlan, logits: Tensor) -> None:
         self._num_passes += 1
         self._num_parts += sum(first == last for first, last in plan.logit_ranges)
         self._logits = logits.numpy()
         self._ranges = deque((first, last) for first, last in plan.logit_ranges if first < last)
-        return logits
 
 
 def draw_references(

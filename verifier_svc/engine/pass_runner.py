@@ -71,9 +71,10 @@ class PassRunner:
     def _compared(self, plan: PassPlan, work: Sequence[SequenceRows], pace: PruningPace, count: int) -> PassResult:
         """Run a pass both ways, in alternating order, and use the unpruned result.
 
-        Both write the same slots of the cache.
+        Both write the same slots of the cache. With recurrent layers the whole pass comes last, since states advance
+        over rows of the last one.
         """
-        self._is_pruned_first = not self._is_pruned_first
+        self._is_pruned_first = self._target.recurrent is not None or not self._is_pruned_first
         results = {
             prunes: self._timed(plan, work, pace, count, prunes=prunes)
             for prunes in (self._is_pruned_first, not self._is_pruned_first)

@@ -31,7 +31,7 @@ class CausalConvolution:
         self._biases = _NO_BIASES if bias is None else bias.detach().numpy()
         self._num_inputs, self._channels = self._weights.shape[0] - 1, self._weights.shape[1]
         self._states = torch.empty(0)
-        self._forest = RowForest(())
+        self._coming = self.forest = RowForest(())
         self._windows: IntArray = np.empty((0, self._num_inputs + 1), np.int64)
         # Inputs of the last pass's rows, and each segment's last ones before it [segments * (width - 1), channels].
         self._inputs = self._before = torch.empty(0)
@@ -56,13 +56,13 @@ class CausalConvolution:
         self._keep(rows, torch.tensor(slots))
 
     def begin(self, forest: RowForest) -> None:
-        """Begin a pass."""
-        self._forest = forest
-        self._windows = windows(forest, self._num_inputs + 1)
+        """Begin a pass, or its part after pruning."""
+        self._coming = forest
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [N, channels] of a pass, padding included, to outputs likewise."""
-        forest = self._forest
+        forest = self.forest = self._coming
+        self._windows = windows(forest, self._num_inputs + 1)
         known = torch.from_numpy(forest.slots)
         before = torch.where((known >= 0)[:, None, None], self._states[known.clamp(min=0)], 0.0)
         self._inputs, self._before = inputs.contiguous(), before.flatten(0, 1)
@@ -79,7 +79,7 @@ class CausalConvolution:
     def _keep(self, rows: Sequence[int] | IntArray, slots: Tensor) -> None:
         """Write the last inputs up to these rows to slots."""
         places = torch.from_numpy(self._windows[rows, 1:])
-        num_rows = self._forest.num_rows
+        num_rows = self.forest.num_rows
         last = self._before[(places - num_rows).clamp(min=0)]
         is_row = places < num_rows
         last[is_row] = self._inputs[places[is_row]]

@@ -34,7 +34,7 @@ class LinearRecurrence:
         self._rates = np.empty((0, key_size, value_size), np.float32) if rates is None else rates.contiguous().numpy()
         self._states = self._after = np.empty((0, *self._shape), np.float32)
         self._inputs: RowInputs | None = None
-        self._forest = RowForest(())
+        self._coming = self.forest = RowForest(())
         self._threads = SharedThreads()
 
     @property
@@ -52,7 +52,7 @@ class LinearRecurrence:
 
     def commit(self, commits: Sequence[StateCommit]) -> None:
         """Replay accepted nodes after their segment's pending tokens."""
-        forest, paths = self._forest, []
+        forest, paths = self.forest, []
         for commit in commits:
             paths.append(commit.rows[forest.num_pending[commit.segment] :])
         arrays = (
@@ -65,8 +65,8 @@ class LinearRecurrence:
         self._call(num_states, advance_path, self._inputs, *arrays, self._states, self._after)
 
     def begin(self, forest: RowForest) -> None:
-        """Begin a pass."""
-        self._forest = forest
+        """Begin a pass, or its part after pruning."""
+        self._coming = forest
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, steps: Tensor) -> Tensor:
         """Outputs [N, heads, value size] of a pass, zero for padding.
@@ -74,7 +74,7 @@ class LinearRecurrence:
         `queries` and `keys` [N, groups, key size], `values` [N, heads, value size]; `decays` [N, heads, 1 or key size]
         and `steps` [N, heads, 1] or, with rates, which give the decays, [N, heads, value size].
         """
-        forest = self._forest
+        forest = self.forest = self._coming
         parts = (queries, keys, values, decays, steps)
         query, key, value, decay, step = (tensor.contiguous().numpy() for tensor in parts)
         self._inputs = RowInputs(query, key, value, decay, step, self._rates, self._corrects)

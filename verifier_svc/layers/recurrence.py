@@ -41,7 +41,8 @@ class RowForest:
 
     Segment s has rows from `starts[s]` to `starts[s + 1]` (excluded), of which the first `num_pending[s]` are pending.
     Its states are in slot `slots[s]`, and zero if `slots[s]` is -1. `parents` [rows] are rows of the pass, NO_ROW for
-    each segment's first. After `border_rows` the states are kept in `border_slots`.
+    each segment's first. After `border_rows` the states are kept in `border_slots`. Of a pruned pass these are the
+    remaining rows.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -60,6 +61,12 @@ class RowForest:
         self.border_rows: IntArray = np.array([row for row, _ in borders], np.int64)
         self.border_slots: IntArray = np.array([slot for _, slot in borders], np.int64)
         self._segments = {segment.state: place for place, segment in enumerate(segments)}
+        # Rows within their segments by their indices before pruning, for segments without some.
+        self._remaining = {
+            place: {int(old): new for new, old in enumerate(segment.places)}
+            for place, segment in enumerate(segments)
+            if segment.places is not None
+        }
 
     @property
     def num_rows(self) -> int:
@@ -72,23 +79,32 @@ class RowForest:
         return np.repeat(np.arange(len(self.num_pending)), np.diff(self.starts))
 
     def commits_of(self, moves: StateMoves) -> list[StateCommit]:
-        """Rows of this pass over which slots advance.
+        """Rows of this pass over which slots advance; those of `moves` are counted before pruning.
 
         Raises:
-            RuntimeError: a sequence keeps rows of another pass.
+            RuntimeError: a sequence keeps rows of another pass, or pruned ones.
         """
         commits = []
         for slot, rows in moves.commits.items():
             place = self._segments.get(slot)
             if place is None or rows[: self.num_pending[place]] != tuple(range(self.num_pending[place])):
                 raise RuntimeError("rows that are kept are not those of the last pass")
-            start = int(self.starts[place])
+            start, remaining = int(self.starts[place]), self._remaining.get(place)
+            if remaining is not None:
+                if not remaining.keys() >= set(rows):
+                    raise RuntimeError("rows that are kept were pruned")
+                rows = tuple([remaining[row] for row in rows])
             commits.append(StateCommit(place, slot, tuple([start + row for row in rows])))
         return commits
 
 
 class Recurrence(Protocol):
     """One recurrence of one layer: its states by slot, and its inputs in the last pass."""
+
+    @property
+    def forest(self) -> RowForest:
+        """Rows of its last call."""
+        ...
 
     @property
     def bytes_per_state(self) -> int:
@@ -104,11 +120,11 @@ class Recurrence(Protocol):
         ...
 
     def commit(self, commits: Sequence[StateCommit]) -> None:
-        """Advance slots over rows of the last pass, by the operations of the pass."""
+        """Advance slots over rows of the last call, by the operations of the pass."""
         ...
 
     def begin(self, forest: RowForest) -> None:
-        """Begin a pass over these rows; the next call of the layer belongs to it."""
+        """Begin a pass, or its part after pruning: the next call of the layer has these rows."""
         ...
 
 
@@ -141,7 +157,6 @@ class RecurrentStates:
     def __init__(self, layers: Sequence[RecurrentLayer]) -> None:
         self.layers = tuple(layers)
         self._recurrences = [recurrence for layer in layers for recurrence in layer.recurrences]
-        self._last: RowForest | None = None
 
     @property
     def bytes_per_state(self) -> int:
@@ -150,22 +165,25 @@ class RecurrentStates:
 
     def allocate(self, num_slots: int) -> None:
         """Allocate slots, dropping contents."""
-        self._last = None
         for recurrence in self._recurrences:
             recurrence.allocate(num_slots)
 
     def begin(self, plan: PassPlan, moves: StateMoves) -> None:
         """Change slots as told, and begin a pass."""
         if moves.commits:
-            if self._last is None:
-                raise RuntimeError("rows are kept without a pass")
-            commits = self._last.commits_of(moves)
+            # Two in a pruned pass: recurrences before and after the early head.
+            forests = {recurrence.forest for recurrence in self._recurrences}
+            commits = {forest: forest.commits_of(moves) for forest in forests}
             for recurrence in self._recurrences:
-                recurrence.commit(commits)
+                recurrence.commit(commits[recurrence.forest])
         if moves.copies:
             sources, destinations = torch.tensor(moves.copies).unbind(1)
             for recurrence in self._recurrences:
                 recurrence.copy(sources, destinations)
-        self._last = forest = RowForest(plan.segments)
+        self.narrow(plan)
+
+    def narrow(self, plan: PassPlan) -> None:
+        """From the next layer on, restrict the pass to this plan's rows."""
+        forest = RowForest(plan.segments)
         for recurrence in self._recurrences:
             recurrence.begin(forest)

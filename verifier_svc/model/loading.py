@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from coppice.checkpoints.catalogue import local_model
-from coppice.checkpoints.files import refuse_unsuitable
+from coppice.checkpoints.files import refuse_special_files, refuse_unsuitable
 from coppice.checkpoints.quantization import INT8, quantize_linears
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import fingerprint
@@ -132,6 +132,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     vocab_size: int = model.config.get_text_config().vocab_size
     refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
     weights = weights_fingerprint(model, identity)
+    _warn_of_other_targets(model, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     _round_as_served(model, dtype, config.quantization)
     probe = ConformanceProbe(model, vocab_size, dtype=dtype)
@@ -188,6 +189,14 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         special_tokens=tokenizer.special_tokens,
     )
     return target, info
+
+
+def _warn_of_other_targets(model: PreTrainedModel, config: VerifierConfig) -> None:
+    """Warn of an adapter or an early head that was trained for another target, before weights are packed."""
+    for directory in (config.space_adapter, config.early_head):
+        if directory:
+            refuse_special_files(directory)
+            is_made_for(Path(directory), model)
 
 
 def _settle(target: TargetModel) -> None:
@@ -384,7 +393,6 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     if not config.space_adapter:
         return None
     adapter = load_adapter(Path(config.space_adapter))
-    is_made_for(Path(config.space_adapter), target.model)
     target.adapt(adapter)
     num_masks = min(config.redraft_tokens or adapter.num_masks, adapter.num_masks)
     if not masks_leave_rows_alone(target, vocab_size, num_masks) and exact:
@@ -485,7 +493,6 @@ def with_early_head(
     if not config.early_head or config.early_pruning == "off":
         return None
     head = load_head(Path(config.early_head))
-    is_made_for(Path(config.early_head), target.model)
     target.install_head(head)
     check_pruning(target, vocab_size, exact=exact)
     logger.info("nodes are pruned after layer %d: %s", head.layer, config.early_pruning)
@@ -625,8 +632,6 @@ def _refuse_with_recurrent_layers(model: PreTrainedModel, config: VerifierConfig
         raise IncompatibleError(f"{name} run in one process only: TENSOR_PARALLEL must be 1")
     if config.space_adapter:
         raise IncompatibleError(f"{name} run without masks: leave SPACE_ADAPTER empty")
-    if config.early_head:
-        raise IncompatibleError(f"{name} run without early pruning: leave EARLY_HEAD empty")
 
 
 def refuse_unsupported(model: PreTrainedModel, config: VerifierConfig) -> None:

@@ -359,6 +359,8 @@ class TargetModel:
 
     def _narrow(self, plan: PassPlan, rows: Tensor) -> None:
         self._attention.narrow(plan)
+        if self.recurrent is not None:
+            self.recurrent.narrow(plan)
         self._tell_experts(plan)
         if self._masks is not None:
             self._masks.narrow(rows)

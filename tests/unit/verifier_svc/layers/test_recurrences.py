@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,11 @@ class Inputs:
         return tuple(part[rows] for part in parts)
 
 
+def plan_of(segments: list[Any]) -> Any:
+    """A pass of these segments, as far as recurrences look at it."""
+    return SimpleNamespace(segments=segments)
+
+
 class Runner:
     """A recurrence over passes of rows, whose inputs are those of tokens."""
 
@@ -70,8 +77,11 @@ class Runner:
 
     def run(self, segments: list[Any], tokens: list[int], moves: StateMoves | None = None) -> Tensor:
         """Outputs of a pass whose rows have these tokens [rows, size]."""
-        plan: Any = type("Plan", (), {"segments": segments})
-        self.states.begin(plan, moves or StateMoves({}, ()))
+        self.states.begin(plan_of(segments), moves or StateMoves({}, ()))
+        return self.call(tokens)
+
+    def call(self, tokens: list[int]) -> Tensor:
+        """Outputs of the rows of a pass that has begun [rows, size]."""
         if self.is_convolution:
             return self.recurrence(self.inputs.channels[tokens])
         return self.recurrence(*self.inputs.matrix(tokens))
@@ -172,6 +182,40 @@ def test_rows_of_another_pass_are_not_kept(new_runner: NewRunner) -> None:
     for commits in ({2: (0, 1)}, {1: (0,)}):
         with pytest.raises(RuntimeError, match="not those of the last pass"):
             runner.run([segment(0, 1, state=1)], [2], StateMoves(commits, ()))
+
+
+def test_after_a_pruned_pass_states_advance_over_the_rows_that_remained(new_runner: NewRunner) -> None:
+    """In a layer before the head, which computed all rows, and in one after it."""
+    whole, before, after = new_runner(), new_runner(), new_runner()
+    both = RecurrentStates([before, after])  # type: ignore[list-item]
+    both.allocate(12)
+    segments = [segment(0, 2, [-1, -1, 0, 1, 2], state=2), segment(7, 1, [-1, 0], state=3)]
+    # Without the first one's nodes 1 and 3.
+    remaining = [
+        replace(segment(0, 2, [-1, 0, 1], state=2), places=np.array([0, 1, 2, 4, 6])),
+        segment(5, 1, [-1, 0], state=3),
+    ]
+    rows = [0, 1, 2, 4, 6, 7, 8, 9]
+    output = whole.run(segments, list(range(10)))
+    both.begin(plan_of(segments), StateMoves({}, ()))
+    assert torch.equal(before.call(list(range(10))), output)
+    both.narrow(plan_of(remaining))
+    assert torch.equal(after.call(rows), output[rows])
+    following = [segment(0, 1, state=2, num_context=5), segment(1, 1, state=3, num_context=3)]
+    commits = {2: (0, 1, 2, 4, 6), 3: (0, 1, 2)}
+    expected = whole.run(following, [20, 21], StateMoves(commits, ()))
+    both.begin(plan_of(following), StateMoves(commits, ()))
+    for runner in (before, after):
+        assert torch.equal(runner.call([20, 21]), expected)
+
+
+def test_pruned_rows_are_not_kept(new_runner: NewRunner) -> None:
+    runner = new_runner()
+    runner.states.begin(plan_of([segment(0, 1, [-1, -1], state=2)]), StateMoves({}, ()))
+    runner.states.narrow(plan_of([replace(segment(0, 1, [-1], state=2), places=np.array([0, 2]))]))
+    runner.call([0, 2])
+    with pytest.raises(RuntimeError, match="were pruned"):
+        runner.run([segment(0, 1, state=2)], [3], StateMoves({2: (0, 1)}, ()))
 
 
 @pytest.mark.parametrize("corrects", [True, False], ids=["delta", "mamba-2"])

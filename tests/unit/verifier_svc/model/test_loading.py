@@ -99,7 +99,6 @@ def test_a_cache_without_room_for_one_sequences_states_is_refused() -> None:
     ("settings", "why"),
     [
         ({"space_adapter": "x"}, "without masks"),
-        ({"early_head": "x"}, "without early pruning"),
         ({"tensor_parallel": 2}, "in one process"),
     ],
 )
