@@ -1,7 +1,6 @@
 """Logs of a service: one line per record on stderr, as text or JSON, with the request's id.
 
 Texts of clients are never logged. A short formatter on the standard library needs no further dependency.
-reason for another dependency.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -21,6 +21,8 @@ from coppice.settings import Rule, Settings
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MAX_REQUEST_ID_BYTES = 128
+# Records of one kind in a second.
+MOST_ALIKE = 20
 # Loggers under LOG_LEVEL, by the first part of their name. Libraries log warnings and above: at DEBUG, numba logs
 # every instruction, which takes minutes.
 OURS = ("coppice", "orchestrator", "verifier_svc", "drafter_svc", "__main__")
@@ -77,7 +79,6 @@ def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
     """Configure logging from LOG_LEVEL and LOG_FORMAT.
 
     A tensor-parallel worker has its `rank` in its records, and at INFO only logs warnings and above.
-    says the rest.
 
     Raises:
         ConfigError: a variable is invalid; the message names it.
@@ -85,6 +86,7 @@ def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
     settings = LogSettings.from_env(env)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(rank) if settings.log_format == "json" else TextFormatter(rank))
+    handler.addFilter(FewAlike())
     others = max(logging.WARNING, logging.getLevelNamesMapping()[settings.level])
     logging.basicConfig(level=others, handlers=[handler], force=True)
     for name in OURS:
@@ -93,6 +95,33 @@ def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
     for name, level in settings.levels.items():
         logging.getLogger(name).setLevel(level)
+
+
+class FewAlike:
+    """Filter that passes at most `MOST_ALIKE` records of a kind in a second, so that no client can flood a log.
+
+    A kind is a logger and a text without its arguments. The next record of it tells how many were left out.
+    """
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._passed: Counter[tuple[str, object]] = Counter()
+        self._left_out: Counter[tuple[str, object]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record passes."""
+        if (second := int(record.created)) != self._second:
+            self._second = second
+            self._passed.clear()
+        kind = (record.name, record.msg)
+        self._passed[kind] += 1
+        if self._passed[kind] > MOST_ALIKE:
+            # Few texts of ours come so often.
+            self._left_out[kind] += 1
+            return False
+        if num_left_out := self._left_out.pop(kind, 0):
+            record.msg = f"{record.msg} ({num_left_out} more like it left out)"
+        return True
 
 
 class TextFormatter(logging.Formatter):

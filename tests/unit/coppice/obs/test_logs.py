@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from coppice.core.errors import InvalidRequestError
-from coppice.obs.logs import OURS, check_request_id, configure_logging, of_request, request_id
+from coppice.obs.logs import MOST_ALIKE, OURS, check_request_id, configure_logging, of_request, request_id
 
 logger = logging.getLogger("coppice.test")
 
@@ -152,3 +152,25 @@ def test_a_peer_that_sends_nonsense_gets_no_traceback_into_the_log(capsys: pytes
     configure()
     logging.getLogger("grpc._common").error("Exception deserializing message!")
     assert capsys.readouterr().err == ""
+
+
+def test_a_flood_of_records_is_cut_and_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(LOG_FORMAT="json")
+    now_s = [1000.2]
+    monkeypatch.setattr(logging.time, "time", lambda: now_s[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(logging.time, "time_ns", lambda: int(now_s[0] * 1e9), raising=False)  # type: ignore[attr-defined]
+    for number in range(50):
+        logger.info("a stranger's number %d", number)
+    logger.info("another kind")
+    now_s[0] += 1.0
+    logger.info("a stranger's number %d", 50)
+    logger.info("a stranger's number %d", 51)
+    told = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        *(f"a stranger's number {number}" for number in range(MOST_ALIKE)),
+        "another kind",
+        f"a stranger's number 50 ({50 - MOST_ALIKE} more like it left out)",
+        "a stranger's number 51",
+    ]
