@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.tiny_checkpoint import write_tiny_llama
-from tests.unit.verifier_svc.oracles import random_tree, tree_around
+from tests.unit.verifier_svc.greedy_trees import greedy_by_trees
+from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
@@ -66,21 +67,9 @@ def test_speculation_changes_no_token(new_model: NewModel, device: torch.device,
     """Greedy, in single precision, against transformers; half of the drafts hold the right path among decoys."""
     model, plain = (new_model("llama").to(device) for _ in range(2))  # type: ignore[arg-type]
     target, graphs = recorded_target(model, new_capture())
-    generator = np.random.default_rng(1)
-    prompt = generator.integers(3, VOCAB, 20).tolist()
+    prompt = np.random.default_rng(1).integers(3, VOCAB, 20).tolist()
     expected = greedy(plain, prompt, 40)
-    cache, pending, said, num_passes = SequenceCache(target.cache, 256), prompt, [], 0
-    while len(said) < len(expected):
-        right = expected[len(said) : len(said) + 5]
-        tree = tree_around(generator, right, VOCAB, 2) if num_passes % 2 else random_tree(generator, VOCAB, 9)
-        rows = target.forward(target.plan([SequenceRows(cache, pending, tree)])).argmax(-1).tolist()
-        node, path = -1, []
-        while (child := tree.children.get((node, rows[node + 1]))) is not None:
-            path.append(child)
-            node = child
-        cache.keep([*range(len(pending)), *(len(pending) + step for step in path)])
-        said += [*(tree.token_ids[step] for step in path), rows[node + 1]]
-        pending, num_passes = said[-1:], num_passes + 1
+    said, num_passes = greedy_by_trees(target, prompt, expected, VOCAB)
     assert said[: len(expected)] == expected
     assert num_passes < len(expected)
     assert graphs.num_recordings >= 1

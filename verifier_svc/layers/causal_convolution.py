@@ -1,7 +1,7 @@
 """Short causal convolutions: a row's output is a weighted sum of its own input and its nearest ancestors'.
 
 The state of a sequence is its last inputs. A row's products are added one after the other, the oldest first, each
-rounded, so that its bits do not depend on other rows.
+rounded, so that its bits do not depend on other rows: on CPUs in a compiled loop, elsewhere in tensor operations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class CausalConvolution:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # Oldest input first [width, channels].
         self._weights = weight.detach()[:, 0].t().contiguous()
-        self._biases = _NO_BIASES if bias is None else bias.detach().numpy()
+        self._biases = None if bias is None else bias.detach()
+        self._device = weight.device
+        self._is_compiled = weight.device.type == "cpu" and weight.dtype == torch.float32
         self._num_inputs, self._channels = self._weights.shape[0] - 1, self._weights.shape[1]
         self._states = torch.empty(0)
         self._coming = self.forest = RowForest(())
@@ -52,8 +54,7 @@ class CausalConvolution:
 
     def commit(self, commits: Sequence[StateCommit]) -> None:
         """Keep the inputs of every path's last rows."""
-        rows, slots = ([commit.rows[-1] for commit in commits], [commit.slot for commit in commits])
-        self._keep(rows, torch.tensor(slots))
+        self._keep(tuple([commit.rows[-1] for commit in commits]), tuple([commit.slot for commit in commits]))
 
     def begin(self, forest: RowForest) -> None:
         """Begin a pass, or its part after pruning."""
@@ -62,28 +63,45 @@ class CausalConvolution:
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [N, channels] of a pass, padding included, to outputs likewise."""
         forest = self.forest = self._coming
-        self._windows = windows(forest, self._num_inputs + 1)
-        known = torch.from_numpy(forest.slots)
+        width = self._num_inputs + 1
+        self._windows = forest.once(("windows", width), lambda: windows(forest, width))
+        known = forest.once("known", lambda: torch.from_numpy(forest.slots).to(self._device))
         before = torch.where((known >= 0)[:, None, None], self._states[known.clamp(min=0)], 0.0)
-        self._inputs, self._before = inputs.contiguous(), before.flatten(0, 1)
+        self._inputs, self._before = inputs.to(self._weights.dtype).contiguous(), before.flatten(0, 1)
         output = torch.empty_like(self._inputs)
         output[forest.num_rows :] = 0
-        arrays = self._inputs.numpy(), self._before.numpy(), self._windows, self._weights.numpy(), self._biases
-        is_much = forest.num_rows * self._weights.numel() >= _WORTH_THREADS
-        num_threads = torch.get_num_threads() if is_much else 1
-        self._threads.call(convolve, num_threads, *arrays, output.numpy()[: forest.num_rows], new_counters(1))
+        (self._convolve if self._is_compiled else self._convolve_tensors)(output[: forest.num_rows])
         if len(forest.border_rows):
-            self._keep(forest.border_rows, torch.from_numpy(forest.border_slots))
-        return output
+            self._keep(tuple(forest.border_rows.tolist()), tuple(forest.border_slots.tolist()))
+        return output.to(inputs.dtype)
 
-    def _keep(self, rows: Sequence[int] | IntArray, slots: Tensor) -> None:
+    def _convolve(self, output: Tensor) -> None:
+        biases = _NO_BIASES if self._biases is None else self._biases.numpy()
+        arrays = self._inputs.numpy(), self._before.numpy(), self._windows, self._weights.numpy(), biases
+        num_threads = torch.get_num_threads() if len(output) * self._weights.numel() >= _WORTH_THREADS else 1
+        self._threads.call(convolve, num_threads, *arrays, output.numpy(), new_counters(1))
+
+    def _convolve_tensors(self, output: Tensor) -> None:
+        """As `_convolve`, in single precision and rounded once."""
+        inputs = torch.cat([self._inputs[: len(output)], self._before])
+        key = "places", self._num_inputs
+        places = self.forest.once(key, lambda: torch.from_numpy(self._windows.T.copy()).to(self._device))
+        total = torch.zeros(output.shape, device=self._device)
+        for place, weights in zip(places, self._weights.float(), strict=True):
+            total += inputs[place] * weights
+        output.copy_(total if self._biases is None else total + self._biases.float())
+
+    def _keep(self, rows: tuple[int, ...], slots: tuple[int, ...]) -> None:
         """Write the last inputs up to these rows to slots."""
-        places = torch.from_numpy(self._windows[rows, 1:])
-        num_rows = self.forest.num_rows
-        last = self._before[(places - num_rows).clamp(min=0)]
-        is_row = places < num_rows
-        last[is_row] = self._inputs[places[is_row]]
-        self._states[slots] = last
+        forest = self.forest
+        known = "kept", self._num_inputs, rows, slots
+        places, destinations = forest.once(known, lambda: self._on_device(self._windows[list(rows), 1:], slots))
+        last = self._before[(places - forest.num_rows).clamp(min=0)]
+        own = self._inputs[places.clamp(max=forest.num_rows - 1)]
+        self._states[destinations] = torch.where((places < forest.num_rows)[..., None], own, last)
+
+    def _on_device(self, places: IntArray, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(places).to(self._device), torch.tensor(slots, device=self._device)
 
 
 def windows(forest: RowForest, width: int) -> IntArray:

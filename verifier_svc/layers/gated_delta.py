@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifier_svc.layers.causal_convolution import CausalConvolution
-from verifier_svc.layers.linear_recurrence import LinearRecurrence
+from verifier_svc.layers.linear_recurrence import linear_recurrence
 
 # Added to squared lengths of queries and keys.
 _EPSILON = 1e-6
@@ -27,7 +27,9 @@ class GatedDelta:
         self._module = module
         self._sizes = [module.key_dim, module.key_dim, module.value_dim]
         self._convolution = CausalConvolution(module.conv1d.weight, module.conv1d.bias)
-        self._recurrence = LinearRecurrence(module.num_v_heads, module.head_k_dim, module.head_v_dim, corrects=True)
+        self._recurrence = linear_recurrence(
+            module.A_log.device, module.num_v_heads, module.head_k_dim, module.head_v_dim, corrects=True
+        )
         self._rates = module.A_log.detach().float().exp()
         self.recurrences = (self._convolution, self._recurrence)
 
@@ -41,7 +43,7 @@ class GatedDelta:
             queries * module.head_k_dim**-0.5,
             keys,
             values.unflatten(-1, (-1, module.head_v_dim)),
-            torch.exp(-self._rates * F.softplus(decays + module.dt_bias))[..., None],
+            torch.exp(-self._rates * F.softplus(decays.float() + module.dt_bias))[..., None],
             torch.sigmoid(steps)[..., None],
         )
         normed = module.norm(result.flatten(0, 1), gates.reshape(-1, module.head_v_dim))

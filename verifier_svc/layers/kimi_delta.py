@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verifier_svc.layers.causal_convolution import CausalConvolution
 from verifier_svc.layers.gated_delta import unit
-from verifier_svc.layers.linear_recurrence import LinearRecurrence
+from verifier_svc.layers.linear_recurrence import linear_recurrence
 
 
 class KimiDelta:
@@ -26,7 +26,7 @@ class KimiDelta:
         self._module = module
         self._convolution = CausalConvolution(module.conv1d.weight, module.conv1d.bias)
         size = module.head_dim
-        self._recurrence = LinearRecurrence(module.num_heads, size, size, corrects=True)
+        self._recurrence = linear_recurrence(module.conv1d.weight.device, module.num_heads, size, size, corrects=True)
         self.recurrences = (self._convolution, self._recurrence)
 
     def forward(self, hidden_states: Tensor, *_arguments: object, **_named: object) -> Tensor:

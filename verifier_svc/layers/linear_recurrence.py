@@ -1,5 +1,7 @@
 """Recurrences with a matrix as state: the gated delta rule and Mamba's, see `kernels/cpu/linear_recurrences.py`.
 
+On CPUs they are compiled here, on GPUs they run in Triton (`triton_recurrence.py`).
+
 A pass leaves the state after each segment's pending tokens, and the inputs of its rows; a commit replays the accepted
 nodes from there.
 """
@@ -7,17 +9,45 @@ nodes from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from coppice.core.errors import IncompatibleError
 from verifier_svc.kernels.cpu.linear_recurrences import RowInputs, TreeRows, advance_path, advance_tree
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
 from verifier_svc.layers.recurrence import RowForest, StateCommit
 
+if TYPE_CHECKING:
+    from verifier_svc.layers.triton_recurrence import TritonRecurrence
+
 # Numbers of states read or written per pass above which several threads pay, about a millisecond.
 _WORTH_THREADS = 2**21
+
+
+def linear_recurrence(
+    device: torch.device, num_heads: int, key_size: int, value_size: int, *, corrects: bool, rates: Tensor | None = None
+) -> LinearRecurrence | TritonRecurrence:
+    """The recurrence on a device, with arguments as of `LinearRecurrence`.
+
+    Raises:
+        IncompatibleError: there is no Triton for the device.
+    """
+    if is_compiled_on(device):
+        return LinearRecurrence(num_heads, key_size, value_size, corrects=corrects, rates=rates)
+    try:
+        # Imported here: Triton is optional.
+        from verifier_svc.layers.triton_recurrence import TritonRecurrence
+    except ImportError as error:
+        raise IncompatibleError(f"recurrent layers need Triton on a GPU, or DEVICE=cpu: {error}") from error
+    return TritonRecurrence(device, num_heads, key_size, value_size, corrects=corrects, rates=rates)
+
+
+def is_compiled_on(device: torch.device) -> bool:
+    """Whether recurrences on a device are compiled loops."""
+    return device.type == "cpu"
 
 
 class LinearRecurrence:

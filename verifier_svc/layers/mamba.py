@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifier_svc.layers.causal_convolution import CausalConvolution
-from verifier_svc.layers.linear_recurrence import LinearRecurrence
+from verifier_svc.layers.linear_recurrence import linear_recurrence
 
 # Channels of a head, if they are a multiple of so many: those of a head are computed in turn, and heads in parallel.
 _HEAD_CHANNELS = 64
@@ -29,8 +29,8 @@ class Mamba:
         self._num_heads = channels // _HEAD_CHANNELS if channels % _HEAD_CHANNELS == 0 else 1
         rates = module.A_log.detach().float().exp().unflatten(0, (self._num_heads, -1)).transpose(1, 2)
         self._convolution = CausalConvolution(module.conv1d.weight, module.conv1d.bias)
-        self._recurrence = LinearRecurrence(
-            self._num_heads, size, channels // self._num_heads, corrects=False, rates=rates
+        self._recurrence = linear_recurrence(
+            rates.device, self._num_heads, size, channels // self._num_heads, corrects=False, rates=rates
         )
         self.recurrences = (self._convolution, self._recurrence)
 
@@ -46,8 +46,9 @@ class Mamba:
         steps, keys, queries = (
             getattr(module, name, lambda rows: rows)(part) for name, part in zip(names, parts, strict=True)
         )
-        steps = F.softplus(module.dt_proj(steps)).unflatten(-1, (self._num_heads, -1))
+        steps = F.softplus(module.dt_proj(steps).float()).unflatten(-1, (self._num_heads, -1))
         by_head = values.unflatten(-1, (self._num_heads, -1))
         result = self._recurrence(queries[:, None], keys[:, None], by_head, steps, steps).flatten(1)
-        output: Tensor = module.out_proj(((result + values * module.D) * module.act(gates[0]))[None])
+        gated = (result + values * module.D) * module.act(gates[0])
+        output: Tensor = module.out_proj(gated[None].to(hidden_states.dtype))
         return output

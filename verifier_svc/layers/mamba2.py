@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifier_svc.layers.causal_convolution import CausalConvolution
-from verifier_svc.layers.linear_recurrence import LinearRecurrence
+from verifier_svc.layers.linear_recurrence import linear_recurrence
 
 
 class Mamba2:
@@ -29,7 +29,9 @@ class Mamba2:
         self._parts = [module.intermediate_size, module.conv_dim, module.num_heads]
         self._sizes = [module.intermediate_size, key_size, key_size]
         self._convolution = CausalConvolution(module.conv1d.weight, module.conv1d.bias)
-        self._recurrence = LinearRecurrence(module.num_heads, module.ssm_state_size, module.head_dim, corrects=False)
+        self._recurrence = linear_recurrence(
+            module.A_log.device, module.num_heads, module.ssm_state_size, module.head_dim, corrects=False
+        )
         self._rates = module.A_log.detach().float().exp()
         self.recurrences = (self._convolution, self._recurrence)
 
@@ -41,13 +43,14 @@ class Mamba2:
         values, keys, queries = mixed.split(self._sizes, -1)
         values = values.unflatten(-1, (-1, module.head_dim))
         keys, queries = (part.unflatten(-1, (module.n_groups, -1)) for part in (keys, queries))
-        steps = F.softplus(steps[0] + module.dt_bias).clamp(*module.time_step_limit)
+        steps = F.softplus(steps[0].float() + module.dt_bias).clamp(*module.time_step_limit)
         decays = torch.exp(steps * -self._rates)
         result = self._recurrence(queries, keys, values, decays[..., None], steps[..., None])
         result = (result + values * module.D[:, None]).flatten(1)[None]
         # Falcon-H1 has a norm or a plain gate.
         is_normed = getattr(module, "mamba_rms_norm", True)
-        output: Tensor = module.out_proj(module.norm(result, gates) if is_normed else result * F.silu(gates))
+        normed = module.norm(result, gates) if is_normed else result * F.silu(gates)
+        output: Tensor = module.out_proj(normed.to(hidden_states.dtype))
         return output
 
     def _projected(self, hidden_states: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ Strict rule: the operations of a row, and their order, are the same in every pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan, Segment
 from verifier_svc.engine.state_slots import StateMoves
+
+T = TypeVar("T")
 
 # Parent of a segment's first row.
 NO_ROW = -1
@@ -67,6 +69,14 @@ class RowForest:
             for place, segment in enumerate(segments)
             if segment.places is not None
         }
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, called once for all layers that give the same key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @property
     def num_rows(self) -> int:

@@ -363,8 +363,8 @@ def _probed_on_triton(
         logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
         return None
     logger.info("attention runs in Triton")
-    # Capture of collectives is untested.
-    if new_target is TargetModel:
+    # Capture of collectives is untested, and walks over the rows of a pass have no fixed places on the device.
+    if new_target is TargetModel and target.recurrent is None:
         record_passes(target, probe, kernel, CudaCapture())
     return target
 
@@ -626,8 +626,6 @@ def _cache_blocks(target: TargetModel, mebibytes: int, limit: int, config: Verif
 
 def _refuse_with_recurrent_layers(model: PreTrainedModel, config: VerifierConfig) -> None:
     name = f"{type(model).__name__} has recurrent layers, which"
-    if model.device.type != "cpu":
-        raise IncompatibleError(f"{name} run on CPUs only: use DEVICE=cpu")
     if config.tensor_parallel > 1:
         raise IncompatibleError(f"{name} run in one process only: TENSOR_PARALLEL must be 1")
     if config.space_adapter:

@@ -154,7 +154,8 @@ class TargetModel:
         if not is_replaced and not is_installed:
             raise IncompatibleError(f"{type(model).__name__} does not support replacing its attention")
         is_extended = bool(self._experts) or self.recurrent is not None or is_installed
-        self._functions = EvenFunctions() if exact and is_extended else nullcontext()
+        is_even = exact and is_extended and self.device.type == "cpu"
+        self._functions = EvenFunctions() if is_even else nullcontext()
 
     def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
         """Replace the cache by an empty one of another size."""

@@ -85,3 +85,31 @@ def test_the_kernels_compile_for_gpus(capability: int, tmp_path: Path, monkeypat
         assert code.metadata.shared <= LEAST_SHARED_MEMORY
         if name == "attend_items":
             assert "mma.sync" in code.asm["ptx"]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("corrects", "has_rates"), [(True, False), (False, False), (False, True)])
+def test_recurrences_compile_for_gpus(
+    corrects: bool, has_rates: bool, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-Next's heads, Mamba-2's with 128 keys, and Mamba-1's."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from verifier_svc.kernels.triton.recurrences import advance_walks
+    from verifier_svc.kernels.triton.walks import STEP_FIELDS
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    keys, values = (16, 64) if has_rates else (128, 128 if corrects else 64)
+    constants = {
+        **{"FIELDS": STEP_FIELDS, "HEADS": 32, "GROUPS": 16, "KEYS": keys, "VALUES": values, "WIDTH": keys},
+        **{"COLUMNS": 32, "DECAYS": 1, "STRENGTHS": values if has_rates else 1},
+        **{"CORRECTS": corrects, "HAS_RATES": has_rates},
+    }
+    signature = dict.fromkeys(advance_walks.arg_names, "*fp32")
+    signature |= {"starts": "*i32", "steps": "*i32", **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(advance_walks, signature, constants)
+    options = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
+    code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert code.asm["cubin"]
+    assert code.metadata.shared <= LEAST_SHARED_MEMORY

@@ -55,19 +55,25 @@ def plan_of(segments: list[Any]) -> Any:
 class Runner:
     """A recurrence over passes of rows, whose inputs are those of tokens."""
 
-    def __init__(self, kind: str, inputs: Inputs) -> None:
+    def __init__(
+        self, kind: str, inputs: Inputs, new_recurrence: Callable[..., Any] = LinearRecurrence, device: str = "cpu"
+    ) -> None:
         self.inputs = inputs
+        self.device = torch.device(device)
         self.recurrence: Any
-        if kind == "convolution":
+        if "convolution" in kind:
             generator = torch.Generator().manual_seed(5)
-            weight = torch.randn(CHANNELS, 1, WIDTH, generator=generator)
-            self.recurrence = CausalConvolution(weight, torch.randn(CHANNELS, generator=generator))
+            shapes = (CHANNELS, 1, WIDTH), (CHANNELS,)
+            weight, bias = (torch.randn(*shape, generator=generator).to(self.device) for shape in shapes)
+            self.recurrence = CausalConvolution(weight, bias)
+            self.recurrence._is_compiled = kind == "convolution"
         else:
             generator = torch.Generator().manual_seed(6)
             rates = torch.rand(HEADS, KEYS, VALUES, generator=generator) if kind == "mamba-1" else None
-            self.recurrence = LinearRecurrence(HEADS, KEYS, VALUES, corrects="delta" in kind, rates=rates)
+            on_device = None if rates is None else rates.to(self.device)
+            self.recurrence = new_recurrence(HEADS, KEYS, VALUES, corrects="delta" in kind, rates=on_device)
             self.rates = None if rates is None else rates.double().numpy()
-        self.is_convolution = kind == "convolution"
+        self.is_convolution = "convolution" in kind
         self.states = RecurrentStates([self])  # type: ignore[list-item]
         self.states.allocate(12)
 
@@ -82,16 +88,18 @@ class Runner:
 
     def call(self, tokens: list[int]) -> Tensor:
         """Outputs of the rows of a pass that has begun [rows, size]."""
-        if self.is_convolution:
-            return self.recurrence(self.inputs.channels[tokens])
-        return self.recurrence(*self.inputs.matrix(tokens))
+        parts = (self.inputs.channels[tokens],) if self.is_convolution else self.inputs.matrix(tokens)
+        output: Tensor = self.recurrence(*(part.to(self.device) for part in parts)).cpu()
+        return output
 
     def by_definition(self, path: list[int]) -> np.ndarray[Any, Any]:
         """Output of the last row of a path of tokens, in double precision."""
         if self.is_convolution:
-            weights = self.recurrence._weights.double().numpy()
+            weights, biases = (
+                part.cpu().double().numpy() for part in (self.recurrence._weights, self.recurrence._biases)
+            )
             rows = np.vstack([np.zeros((WIDTH, CHANNELS)), self.inputs.channels[path].double().numpy()])
-            return (rows[-WIDTH:] * weights).sum(0) + self.recurrence._biases.astype(np.float64)
+            return (rows[-WIDTH:] * weights).sum(0) + biases
         states = np.zeros((HEADS, KEYS, VALUES))
         output = np.empty((HEADS, VALUES))
         for token in path:
@@ -110,7 +118,7 @@ class Runner:
 NewRunner = Callable[[], Runner]
 
 
-@pytest.fixture(params=["convolution", "delta", "delta by key", "mamba-1", "mamba-2"])
+@pytest.fixture(params=["convolution", "convolution in tensors", "delta", "delta by key", "mamba-1", "mamba-2"])
 def new_runner(request: pytest.FixtureRequest) -> NewRunner:
     """Makes a recurrence without states."""
     num_decays = KEYS if request.param == "delta by key" else 1
@@ -159,6 +167,21 @@ def test_a_state_after_accepted_nodes_is_that_of_their_path(new_runner: NewRunne
     moves = StateMoves({2: (0, 1), 5: (0,)}, ())
     late = runner.run([segment(0, 1, state=3, num_context=9)], [194], moves)
     assert np.allclose(late[0], runner.by_definition([*paths[1], 194]), atol=1e-4)
+
+
+def test_the_bits_after_accepted_nodes_are_those_of_their_path_token_by_token(new_runner: NewRunner) -> None:
+    segments = random_segments(np.random.default_rng(4), SIZES)
+    forest, runner = RowForest(segments), new_runner()
+    runner.run(segments, list(range(forest.num_rows)))
+    path = path_to(forest, int(forest.starts[2]) - 1)
+    assert len(path) > segments[1].num_pending + 1
+    accepted = tuple(row - segments[1].start for row in path)
+    following = runner.run([segment(0, 1, state=1, num_context=9)], [195], StateMoves({1: accepted}, ()))
+    alone, moves = new_runner(), StateMoves({}, ())
+    for length, token in enumerate([*path, 195]):
+        last = alone.run([segment(0, 1, state=3, num_context=length)], [token], moves)
+        moves = StateMoves({3: (0,)}, ())
+    assert torch.equal(following, last)
 
 
 def test_a_pass_that_is_repeated_gives_the_same_bits(new_runner: NewRunner) -> None:
