@@ -6,10 +6,11 @@ probes compare whole passes with it. Other models run their modules.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,6 +41,7 @@ from verifier_svc.kernels.cpu.decoder_layers import (
     Rotation,
     num_phases,
     run_layers,
+    run_whole,
     share_product,
 )
 from verifier_svc.kernels.cpu.few_row_products import holds_exactly
@@ -182,6 +184,7 @@ class CompiledLayers:
             type(body.embed_tokens) is nn.Embedding
             and body.embed_tokens.weight.dtype == torch.float32
             and isinstance(body.norm, CompiledNorm)
+            and body.norm.epsilon == self._epsilon
             and isinstance(head, PackedLinear)
             and isinstance(head.product, SharedProduct)
             and (output.scale, output.softcap) == (1, None)
@@ -202,8 +205,24 @@ class CompiledLayers:
         if any(module._forward_hooks or module._forward_pre_hooks for module in (self._model, self._body.norm, head)):
             return None
         hidden: FloatArray = self._body.embed_tokens.weight.detach().numpy()[token_ids]
-        self._run(0, len(self._layers), hidden, self._rotations.of(positions))
-        return torch.from_numpy(head.product.of(self._body.norm.of(hidden[logit_rows])))
+        shared, norm = head.product, self._body.norm
+        result = np.empty((len(logit_rows), shared.num_columns), np.float32)
+        with self._seen_states(0, len(self._layers), hidden) as (shown, states):
+            self.threads.call(
+                run_whole,
+                torch.get_num_threads(),
+                self.weights,
+                norm.numbers,
+                shared.matrices,
+                self._epsilon,
+                *self._arguments(hidden, self._rotations.of(positions)),
+                shown,
+                states,
+                logit_rows,
+                result,
+                new_counters(num_phases(len(self._layers)) + 2),
+            )
+        return torch.from_numpy(shared.without_padding(result))
 
     def show(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers, or the output of the last, until the next call."""
@@ -256,30 +275,34 @@ class CompiledLayers:
 
     def _run(self, first: int, last: int, hidden: FloatArray, rotation: Rotation) -> None:
         """Layers from `first` to `last` (excluded), in place; inputs of those to be shown are kept."""
-        num_layers = len(self._layers)
-        shown = [one for one in self._shown if first <= one < last or one == last == num_layers]
+        with self._seen_states(first, last, hidden) as (shown, states):
+            self.threads.call(
+                run_layers,
+                torch.get_num_threads(),
+                self.weights,
+                first,
+                last,
+                self._epsilon,
+                *self._arguments(hidden, rotation),
+                shown,
+                states,
+                new_counters(num_phases(last - first)),
+            )
+
+    @contextlib.contextmanager
+    def _seen_states(self, first: int, last: int, hidden: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Those of the layers to be shown, and room for their inputs, which are kept afterwards."""
+        shown = [one for one in self._shown if first <= one < last or one == last == len(self._layers)]
         states = np.empty((len(shown), *hidden.shape), np.float32)
-        keys, values = self._kernel.stacked_layers(num_layers, self._kv_heads, self._size)
-        self.threads.call(
-            run_layers,
-            torch.get_num_threads(),
-            self.weights,
-            first,
-            last,
-            self._epsilon,
-            self._activation,
-            hidden,
-            rotation,
-            keys,
-            values,
-            self._kernel.rows,
-            self._kernel.write_slots,
-            self.buffers(len(hidden)),
-            np.array(shown, np.int64),
-            states,
-            new_counters(num_phases(last - first)),
-        )
+        yield np.array(shown, np.int64), states
         self._states.update((one, torch.from_numpy(states[at : at + 1])) for at, one in enumerate(shown))
+
+    def _arguments(self, hidden: FloatArray, rotation: Rotation) -> tuple[Any, ...]:
+        """Arguments of compiled calls from `activation` to `buffers`."""
+        keys, values = self._kernel.stacked_layers(len(self._layers), self._kv_heads, self._size)
+        kernel = self._kernel
+        room = self.buffers(len(hidden))
+        return self._activation, hidden, rotation, keys, values, kernel.rows, kernel.write_slots, room
 
     def buffers(self, num_rows: int) -> Buffers:
         """Buffers for `num_rows` rows: those of the largest pass so far, or a part of them."""
@@ -316,7 +339,8 @@ class SharedProduct:
     ) -> None:
         self._num_outputs = layer.out_features
         self._rounds_inputs = rounds_inputs
-        self._matrices = _matrices(_packing([layer], rounds_inputs, quantizes), [[layer]])
+        self.matrices = _matrices(_packing([layer], rounds_inputs, quantizes), [[layer]])
+        self.num_columns = _columns(self.matrices)
         self._threads = threads
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -327,9 +351,13 @@ class SharedProduct:
     def of(self, rows: FloatArray) -> FloatArray:
         """`rows` [N, in] to [N, out]."""
         inputs: Any = halves(rows) if self._rounds_inputs else rows
-        result = np.empty((len(inputs), _columns(self._matrices)), np.float32)
-        arguments = inputs, self._matrices, 0, result, new_counters(1), 0, self._matrices.panels[0]
+        result = np.empty((len(inputs), self.num_columns), np.float32)
+        arguments = inputs, self.matrices, 0, result, new_counters(1), 0, self.matrices.panels[0]
         self._threads.call(share_product, torch.get_num_threads(), *arguments)
+        return self.without_padding(result)
+
+    def without_padding(self, result: FloatArray) -> FloatArray:
+        """Outputs [N, out] of a product [N, `num_columns`]."""
         return np.ascontiguousarray(result[:, : self._num_outputs])
 
 

@@ -38,7 +38,7 @@ FloatArray = npt.NDArray[np.float32]
 # Scores per layer (about a millisecond) above which several threads pay.
 _WORTH_THREADS = 2**18
 # Rows of a segment that read a block of keys together while it is in the L1 cache.
-_ROWS_TOGETHER = 8
+_ROWS_TOGETHER = 4
 
 
 class RaggedRows(NamedTuple):

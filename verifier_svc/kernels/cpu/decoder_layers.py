@@ -89,6 +89,7 @@ class Buffers(NamedTuple):
     gated: Inputs
 
 
+@compiled_exactly
 def num_phases(num_layers: int) -> int:
     """Number of phases of `num_layers` layers."""
     return num_layers * _PHASES + 1
@@ -155,6 +156,64 @@ def run_layers(
         phase += _PHASES
     before = weights.after_mlp[last - 1]
     share_norms(hidden, True, before, nothing, epsilon, scratch, states[at:], buffers, counters, phase)
+
+
+@compiled_exactly
+def run_whole(
+    weights: LayerWeights,
+    last_norm: FloatArray,
+    head: Matrices,
+    epsilon: float,
+    activation: int,
+    hidden: FloatArray,
+    rotation: Rotation,
+    keys: FloatArray,
+    values: FloatArray,
+    rows: RaggedRows,
+    slots: IntArray,
+    buffers: Buffers,
+    shown: IntArray,
+    states: FloatArray,
+    logit_rows: IntArray,
+    logits: FloatArray,
+    counters: CounterArray,
+) -> None:
+    """`run_layers` for all layers, then the last norm and the output layer for some rows.
+
+    Args:
+        last_norm: [h].
+        head: weights of the output layer, of one layer.
+        logit_rows: the rows [K].
+        logits: [K, panels * PANEL], written.
+        counters: of `num_phases(L) + 2` phases, zeroed.
+    """
+    last, kept = len(weights.qkv.panels), len(logit_rows)
+    run_layers(
+        weights,
+        0,
+        last,
+        epsilon,
+        activation,
+        hidden,
+        rotation,
+        keys,
+        values,
+        rows,
+        slots,
+        buffers,
+        shown,
+        states,
+        counters,
+    )
+    phase = num_phases(last)
+    scratch = np.empty((1, hidden.shape[1]), np.float32)
+    at = take(counters, phase)
+    while at < kept:
+        put_normed(hidden[logit_rows[at]], last_norm, epsilon, scratch, buffers.normed[at])
+        done(counters, phase)
+        at = take(counters, phase)
+    wait_for(counters, phase, kept)
+    share_product(buffers.normed[:kept], head, 0, logits, counters, phase + 1, head.panels[0])
 
 
 @compiled_exactly

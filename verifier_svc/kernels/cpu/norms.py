@@ -24,18 +24,18 @@ class CompiledNorm(nn.Module):
         super().__init__()
         self.weight = weight
         # A copy: a part of the checkpoint's mapped file would keep all of it in memory.
-        self._weight = (weight.detach() + offset).numpy()
-        self._epsilon = epsilon
+        self.numbers = (weight.detach() + offset).numpy()
+        self.epsilon = epsilon
 
     def forward(self, values: Tensor) -> Tensor:
         """`values` [..., width] to the same shape."""
-        rows = values.contiguous().numpy().reshape(-1, len(self._weight))
+        rows = values.contiguous().numpy().reshape(-1, len(self.numbers))
         return torch.from_numpy(self.of(rows)).view(values.shape)
 
     def of(self, rows: FloatArray) -> FloatArray:
         """`rows` [N, width] to the same shape."""
         result = np.empty_like(rows)
-        exact_rms_norm(rows, self._weight, self._epsilon, result)
+        exact_rms_norm(rows, self.numbers, self.epsilon, result)
         return result
 
 

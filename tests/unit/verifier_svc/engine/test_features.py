@@ -269,16 +269,17 @@ def test_each_layer_s_states_are_where_they_belong(kind: str, monkeypatch: pytes
 
 def test_compiled_layers_are_one_run_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     target = compiled_deep_target()
-    # First layers of calls, which several threads may make.
-    calls: set[int] = set()
-    call = compiled_layers.run_layers
-    monkeypatch.setattr(compiled_layers, "run_layers", lambda *a: (calls.add(a[1]), call(*a))[1])
+    # Several threads may make the same call.
+    calls: set[str] = set()
+    for name in ("run_layers", "run_whole", "share_product"):
+        call = getattr(compiled_layers, name)
+        monkeypatch.setattr(compiled_layers, name, lambda *a, name=name, call=call: (calls.add(name), call(*a))[1])
     runs = []
     for wants in (False, True, False):
         calls.clear()
         target.forward(target.plan([SequenceRows(SequenceCache(target.cache, 64), [1, 2], wants_states=wants)]))
         runs.append(sorted(calls))
-    assert runs == [[0], [0], [0]]
+    assert runs == [["run_whole"]] * 3
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
