@@ -40,8 +40,7 @@ def computes_alibi(model: nn.Module) -> bool:
 def _bloom(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
     if module.pretraining_tp > 1 and module.slow_but_exact:
         raise IncompatibleError("BloomForCausalLM with slow_but_exact is not supported")
-    # The biases of positions 0 and 1 differ by the slope.
-    slopes = build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)[:, 0, 1]
+    slopes = _slopes(module)
     rule = AttentionRule(module.inv_norm_factor, slopes=slopes)
 
     def forward(hidden_states: Tensor, residual: Tensor, *_: object, **_named: object) -> tuple[Tensor, None]:
@@ -73,7 +72,7 @@ def _mpt(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
 
 def _falcon(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
     # Slopes are rounded, and so are their products with positions.
-    slopes = build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)[:, 0, 1]
+    slopes = _slopes(module)
     rule = AttentionRule(module.inv_norm_factor, slopes=slopes, rounds_biases=True)
     without = AttentionRule(module.inv_norm_factor)
 
@@ -92,6 +91,13 @@ def _falcon(module: Any, attend: Attend) -> Callable[..., tuple[Tensor, None]]:
         return module.dense(result.flatten(1)[None]), None
 
     return forward
+
+
+def _slopes(module: Any) -> Tensor:
+    """Slopes [heads], by which the biases of positions 0 and 1 differ."""
+    two = torch.ones(1, 2, device=module.query_key_value.weight.device)
+    slopes: Tensor = build_alibi_tensor(two, module.num_heads, torch.float32)[:, 0, 1]
+    return slopes
 
 
 def _mpt_slopes(module: Any, position_bias: Tensor) -> Tensor:

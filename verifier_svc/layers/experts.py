@@ -2,7 +2,7 @@
 
 An expert's products are packed linear layers, whose rows do not depend on their number as long as that is a multiple
 of `ROW_MULTIPLE`. The weighted results of a row are added one after the other, in the router's order. Rows of padding
-choose no expert, since every expert chosen costs the traffic of its weights.
+choose no expert, since every expert chosen costs the traffic of its weights. On GPUs: `tiled_experts.py`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ _SORTED = frozenset({"Llama4TextExperts"})
 _MARKS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 
 
-class PackedExperts(nn.Module):
-    """Replacement for experts with the interface of transformers: weights [experts, out, in], in one tensor each.
+class ReplacedExperts(nn.Module):
+    """Replacement for a module of experts; `num_rows` is the number of rows of the current pass without padding."""
 
-    `num_rows` is the number of rows of the current pass without padding.
-    """
-
-    def __init__(self, experts: Any, up: Iterable[PackedLinear], down: Iterable[PackedLinear]) -> None:
-        """`up` and `down` are the products of every expert; activation and gate are those of `experts`."""
+    def __init__(self, experts: Any) -> None:
         super().__init__()
         self.experts = experts
-        self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
-        self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self.num_rows = 0
+
+
+class PackedExperts(ReplacedExperts):
+    """Replacement for experts with the interface of transformers: weights [experts, out, in], in one tensor each."""
+
+    def __init__(self, experts: Any, up: Iterable[PackedLinear], down: Iterable[PackedLinear]) -> None:
+        """`up` and `down` are the products of every expert."""
+        super().__init__(experts)
+        self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`hidden_states` [N, hidden], each row's experts [N, k] and their weights, to [N, hidden]."""
@@ -48,31 +51,22 @@ class PackedExperts(nn.Module):
             if len(places):
                 rows = hidden_states[places // num_chosen]
                 results[places] = self._outputs(expert, rows)
-        weighted = results.view(num_rows, num_chosen, -1) * top_k_weights[:num_rows, :, None]
-        output = torch.zeros_like(hidden_states)
-        for choice in range(num_chosen):
-            output[:num_rows] += weighted[:, choice]
-        return output
+        return added_choices(results.view(num_rows, num_chosen, -1), top_k_weights, hidden_states)
 
     def _outputs(self, expert: int, rows: Tensor) -> Tensor:
         count = len(rows)
         even = F.pad(rows, (0, 0, 0, -count % ROW_MULTIPLE))
-        outputs: Tensor = self.down[expert](self._gate(self.up[expert](even)))
+        outputs: Tensor = self.down[expert](gated(self.experts, self.up[expert](even)))
         return outputs[:count]
 
 
-class PackedSortedExperts(nn.Module):
-    """Replacement for experts that get the rows of a pass once for each expert, zero where it was not chosen (Llama 4).
-
-    `num_rows` as in `PackedExperts`.
-    """
+class PackedSortedExperts(ReplacedExperts):
+    """Replacement for experts that get the rows of a pass once for each expert, zero unless they chose it (Llama 4)."""
 
     def __init__(self, experts: Any, up: Iterable[PackedLinear], down: Iterable[PackedLinear]) -> None:
-        """`up` and `down` are the products of every expert; the activation is that of `experts`."""
-        super().__init__()
-        self.experts = experts
+        """`up` and `down` are the products of every expert."""
+        super().__init__(experts)
         self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
-        self.num_rows = 0
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`hidden_states` [experts * N, hidden] to the same shape."""
@@ -86,6 +80,25 @@ class PackedSortedExperts(nn.Module):
                 gate, up = self.up[expert](even).chunk(2, -1)
                 output[expert * size + places] = self.down[expert](up * self.experts.act_fn(gate))[:count]
         return output
+
+
+def gated(experts: Any, mixed: Tensor) -> Tensor:
+    """Outputs [rows, size] of the first product to inputs of the second."""
+    inputs: Tensor = (experts._apply_gate if experts.has_gate else experts.act_fn)(mixed)
+    return inputs
+
+
+def added_choices(results: Tensor, weights: Tensor, hidden_states: Tensor) -> Tensor:
+    """Weighted sums of results [rows, k, hidden], shaped as `hidden_states` [N, hidden]: zero for rows of padding.
+
+    `weights` are [N, k]. Choices are added one after the other in single precision, and rounded once.
+    """
+    num_rows = len(results)
+    weighted = results.float() * weights[:num_rows, :, None].float()
+    output = torch.zeros(hidden_states.shape, device=hidden_states.device)
+    for choice in range(results.shape[1]):
+        output[:num_rows] += weighted[:, choice]
+    return output.to(hidden_states.dtype)
 
 
 def pack_experts(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
@@ -102,19 +115,28 @@ def pack_experts(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
     return replaced
 
 
-def packed_experts(model: nn.Module) -> list[PackedExperts | PackedSortedExperts]:
+def replaced_experts(model: nn.Module) -> list[ReplacedExperts]:
     """The replaced experts of a model."""
-    return [module for module in model.modules() if isinstance(module, PackedExperts | PackedSortedExperts)]
+    return [module for module in model.modules() if isinstance(module, ReplacedExperts)]
+
+
+def has_known_interface(module: Any) -> bool:
+    """Whether a module is experts with the interface of transformers that is computed here."""
+    return all(hasattr(module, mark) for mark in _MARKS) and not module.has_post_expert_norm
+
+
+def up_name(experts: Any) -> str:
+    """Name of the weights of the first product."""
+    return "gate_up_proj" if experts.has_gate else "up_proj"
 
 
 def _packed(module: Any, pack: Pack) -> PackedExperts | PackedSortedExperts | None:
     if type(module).__name__ in _SORTED:
         up, down = _products(module, "gate_up_proj", pack), _products(module, "down_proj", pack)
         return None if up is None or down is None else PackedSortedExperts(module, up, down)
-    if not all(hasattr(module, mark) for mark in _MARKS) or module.has_post_expert_norm:
+    if not has_known_interface(module):
         return None
-    name = "gate_up_proj" if module.has_gate else "up_proj"
-    up, down = _products(module, name, pack), _products(module, "down_proj", pack)
+    up, down = _products(module, up_name(module), pack), _products(module, "down_proj", pack)
     return None if up is None or down is None else PackedExperts(module, up, down)
 
 

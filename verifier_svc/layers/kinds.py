@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from verifier_svc.layers.experts import packed_experts
+from verifier_svc.layers.experts import replaced_experts
 from verifier_svc.layers.registry import kind_of, recurrent_modules
 
 # Layer types of transformers that are not attention; recurrent layers are known by their modules.
@@ -23,6 +23,6 @@ def layer_kinds(model: PreTrainedModel) -> dict[str, int]:
     attention = [kind.replace("hybrid", "full_attention") for kind in types if kind not in _OTHERS]
     kinds = Counter(kind.replace("_", " ") for kind in attention)
     kinds.update(kind.kind for module in recurrent_modules(model) if (kind := kind_of(module)) is not None)
-    if experts := packed_experts(model):
+    if experts := replaced_experts(model):
         kinds["mixture of experts"] = len(experts)
     return dict(kinds)

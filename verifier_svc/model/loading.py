@@ -247,6 +247,8 @@ def tried_modes(
         )
     if threads is not None:
         make_layers_quick(model, exact=exact)
+    elif exact and ranks is None:
+        _tile_experts(model)
     mode = functools.partial(_probed_mode, model, probe, config, exact=exact, threads=threads, ranks=ranks)
     if threads is not None and rounds_inputs:
         pack_products(model, functools.partial(PairProduct, threads=SharedThreads()))
@@ -547,6 +549,17 @@ def pack_products(model: PreTrainedModel, pack: Pack = packed_for_onednn) -> Non
     """Replace the products of a CPU model's linear layers and experts by those of `pack`."""
     logger.info("packed %d mixtures of experts", pack_experts(model, pack))
     logger.info("packed %d linear layers", pack_linears(model, pack))
+
+
+def _tile_experts(model: PreTrainedModel) -> None:
+    """Replace the products of a GPU model's experts by those that do not depend on the rows of a pass."""
+    try:
+        # Imported here: Triton is optional.
+        from verifier_svc.layers.tiled_experts import tile_experts
+    except ImportError as error:
+        logger.warning("products of experts depend on the rows of a pass: %s", error)
+        return
+    logger.info("%d mixtures of experts compute in tiles", tile_experts(model))
 
 
 def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:

@@ -34,7 +34,7 @@ from verifier_svc.kernels.cpu.even_functions import EvenFunctions
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.layers.alibi import install_alibi
 from verifier_svc.layers.attention_traits import attention_traits
-from verifier_svc.layers.experts import packed_experts
+from verifier_svc.layers.experts import replaced_experts
 from verifier_svc.layers.registry import install_layers
 from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.layer_states import LayerStates, ShownLayers
@@ -146,7 +146,7 @@ class TargetModel:
         self.row_multiple = ROW_MULTIPLE if exact else 1
         # As in TargetInfo.
         self.rope_boundary = make_rotary_rowwise(model)
-        self._experts = packed_experts(model)
+        self._experts = replaced_experts(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         is_replaced = model.config._attn_implementation == self._attention.name

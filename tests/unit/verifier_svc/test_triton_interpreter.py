@@ -113,3 +113,27 @@ def test_recurrences_compile_for_gpus(
     code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert code.asm["cubin"]
     assert code.metadata.shared <= LEAST_SHARED_MEMORY
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_products_of_experts_compile_for_gpus(
+    dtype: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from verifier_svc.kernels.triton.experts import multiply_tiles
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    constants = {
+        **{"CHOSEN": 8, "INPUTS": 2048, "OUTPUTS": 1536, "ROWS": 16, "COLUMNS": 64, "DEPTH": 32},
+        **{"IS_TRANSPOSED": False, "HAS_BIASES": True},
+    }
+    signature = dict.fromkeys(multiply_tiles.arg_names, f"*{dtype}")
+    signature |= dict.fromkeys(("order", "experts", "firsts", "stops"), "*i64") | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(multiply_tiles, signature, constants)
+    options = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": False}
+    code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert code.asm["cubin"]
+    assert code.metadata.shared <= LEAST_SHARED_MEMORY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from transformers import GptOssConfig, MixtralConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from verifier_svc.layers.experts import PackedExperts, pack_experts, packed_experts
+from verifier_svc.layers.experts import PackedExperts, pack_experts, replaced_experts
 
 ROWS, HIDDEN, EXPERTS, CHOSEN = 37, 64, 6, 2
 
@@ -40,6 +42,15 @@ def block(request: pytest.FixtureRequest) -> nn.Module:
     return block
 
 
+Replace = Callable[[nn.Module], int]
+
+
+@pytest.fixture
+def replace_experts() -> Replace:
+    """Replaces a block's experts; returns their number."""
+    return pack_experts
+
+
 def routed() -> tuple[Tensor, Tensor, Tensor]:
     """Rows, their experts and weights; the first expert has many rows, the last has none."""
     generator = torch.Generator().manual_seed(1)
@@ -49,17 +60,17 @@ def routed() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def test_they_compute_what_the_modules_do(block: nn.Module) -> None:
+def test_they_compute_what_the_modules_do(block: nn.Module, replace_experts: Replace) -> None:
     expected = block["experts"](*routed())
-    assert pack_experts(block) == 1
-    [experts] = packed_experts(block)
+    assert replace_experts(block) == 1
+    [experts] = replaced_experts(block)
     experts.num_rows = ROWS
     assert torch.allclose(experts(*routed()), expected, atol=1e-4)
 
 
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_in_every_company(block: nn.Module) -> None:
-    pack_experts(block)
+def test_a_row_has_the_same_bits_in_every_company(block: nn.Module, replace_experts: Replace) -> None:
+    replace_experts(block)
     experts = block["experts"]
     rows, index, weights = routed()
     experts.num_rows = ROWS
