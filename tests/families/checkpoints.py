@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.fuzz.exactness import EVENTS, FuzzPlan
 from tests.tiny_checkpoint import write_tokenizer
+from tests.unit.verifier_svc.adapters import ADAPTED, RECURRENT, random_adapter
+from tests.unit.verifier_svc.early_heads import random_head
+from verifier_svc.extras.pruning.head import save_head
+from verifier_svc.extras.redraft.adapter import save_adapter
 from verifier_svc.layers.kinds import layer_kinds
 from verifier_svc.model.precision import DtypeName
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -293,6 +297,15 @@ FAMILIES: dict[str, Family] = {
 EACH_RECURRENCE = ("qwen3.5", "qwen3-next", "kimi-linear", "granite-4", "mamba", "lfm2")
 
 
+def write_additions(model: Path, out: Path) -> tuple[Path, Path]:
+    """Write a random early head and a random adapter for a family's checkpoint; returns their directories."""
+    head, adapter = out / "head", out / "adapter"
+    save_head(random_head(HIDDEN), head)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    save_adapter(random_adapter(loaded, num_masks=3, scale=0.2, names=ADAPTED + RECURRENT), adapter)
+    return head, adapter
+
+
 def plan_for(
     family: Family,
     directory: Path,
@@ -301,12 +314,11 @@ def plan_for(
     cases: int = 9,
     seed: int = 0,
     dtype: DtypeName = "float32",
-    early_head: Path | None = None,
 ) -> FuzzPlan:
     """What is tried with a family's checkpoint. An output need not hold a text of its own to be a stop string."""
     events = tuple(event for event in EVENTS if event != "ended by a stop string")
     gap = family.near_tie_gap if dtype == "float32" else _ROUNDED
-    return FuzzPlan(directory, tokens, changes, cases, seed, 1, gap, events, dtype, early_head)
+    return FuzzPlan(directory, tokens, changes, cases, seed, 1, gap, events, dtype)
 
 
 def row_of(name: str, family: Family, target: TargetModel, info: TargetInfo) -> str:

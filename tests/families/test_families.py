@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from coppice.core.errors import IncompatibleError
-from tests.families.checkpoints import EACH_RECURRENCE, FAMILIES, HIDDEN, plan_for, row_of
-from tests.fuzz.exactness import PRUNED, fuzz
-from tests.unit.verifier_svc.early_heads import random_head
+from tests.families.checkpoints import EACH_RECURRENCE, FAMILIES, plan_for, row_of, write_additions
+from tests.fuzz.exactness import MASKS, PRUNED, fuzz
 from verifier_svc.config import VerifierConfig
-from verifier_svc.extras.pruning.head import save_head
 from verifier_svc.model import loading
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "families.md"
@@ -37,22 +35,24 @@ def test_a_crowd_gets_the_tokens_and_the_bits_that_each_gets_alone(name: str, tm
 
 
 @pytest.mark.parametrize("name", EACH_RECURRENCE)
-def test_a_crowd_whose_nodes_are_pruned_gets_the_same(name: str, tmp_path: Path) -> None:
+def test_a_crowd_with_pruned_nodes_and_masks_gets_the_same(name: str, tmp_path: Path) -> None:
     """Recurrent layers before and after the head."""
     FAMILIES[name].write(tmp_path / "model")
-    save_head(random_head(HIDDEN), tmp_path / "head")
-    counts = fuzz(plan_for(FAMILIES[name], tmp_path / "model", tokens=300, changes=40, early_head=tmp_path / "head"))
+    head, adapter = write_additions(tmp_path / "model", tmp_path)
+    plan = plan_for(FAMILIES[name], tmp_path / "model", tokens=300, changes=40)
+    counts = fuzz(replace(plan, early_head=head, space_adapter=adapter))
     assert counts["accepted"] > 50
     assert counts[PRUNED] > 50
+    assert counts[MASKS] > 50
     assert counts["blocks that came back"] == counts["blocks"]
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3.5"])
 def test_passes_that_run_both_ways_leave_the_states_of_the_whole_one(name: str, tmp_path: Path) -> None:
     FAMILIES[name].write(tmp_path / "model")
-    save_head(random_head(HIDDEN), tmp_path / "head")
-    plan = plan_for(FAMILIES[name], tmp_path / "model", tokens=300, changes=40, early_head=tmp_path / "head")
-    counts = fuzz(replace(plan, early_pruning="compare"))
+    head, _ = write_additions(tmp_path / "model", tmp_path)
+    plan = plan_for(FAMILIES[name], tmp_path / "model", tokens=300, changes=40)
+    counts = fuzz(replace(plan, early_head=head, early_pruning="compare"))
     assert counts["accepted"] > 50
     assert counts[PRUNED] == 0
 

@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from coppice.core.errors import IncompatibleError
 from coppice.training.run import load_target
 from tests.families.checkpoints import EACH_RECURRENCE, FAMILIES, VOCAB
 from verifier_svc.config import VerifierConfig
@@ -26,6 +27,7 @@ from verifier_svc.training.early_exit import (
     self_normalised_loss,
     train_early_exit,
 )
+from verifier_svc.training.space import SpaceRecipe, train_space
 
 # The first test compiles.
 pytestmark = pytest.mark.timeout(600)
@@ -91,3 +93,9 @@ def test_a_head_begins_as_the_targets_own_last_norm(name: str, tmp_path: Path) -
         logits = model(input_ids=ids, use_cache=False).logits
         scores = output_layer(model).all_scores(HeadModule(final_norm(model), 4, seed=0)(after_last[0]))
     assert torch.allclose(scores, logits, atol=1e-3)
+
+
+def test_an_adapter_is_not_trained_through_recurrent_layers(corpus: Path, tmp_path: Path) -> None:
+    write_model("qwen3.5", tmp_path / "model")
+    with pytest.raises(IncompatibleError, match="has recurrent layers: groups of masks would need a state each"):
+        train_space([corpus], tmp_path / "model", tmp_path / "adapter", SpaceRecipe(steps=1))

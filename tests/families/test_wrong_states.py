@@ -11,17 +11,16 @@ import pytest
 from torch import Tensor
 
 from coppice.core.errors import IncompatibleError
-from tests.families.checkpoints import FAMILIES, HIDDEN, plan_for
+from tests.families.checkpoints import FAMILIES, plan_for, write_additions
 from tests.fuzz import exactness
 from tests.fuzz.exactness import FuzzPlan, fuzz
-from tests.unit.verifier_svc.early_heads import random_head
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.pass_plan import PassPlan, Segment
 from verifier_svc.engine.state_slots import StateMoves
-from verifier_svc.extras.pruning.head import save_head
 from verifier_svc.layers.linear_recurrence import LinearRecurrence
 from verifier_svc.layers.recurrence import RecurrentStates, RowForest, StateCommit
 from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetModel
 
 # On a busy machine; a quiet one takes a tenth of it.
 pytestmark = pytest.mark.timeout(600)
@@ -120,6 +119,26 @@ def count_rows_as_before_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowForest, "__init__", unmapped)
 
 
+def keep_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit a mask after the accepted rows, where a pass has masks."""
+    begin, commits_of = TargetModel._begin, RowForest.commits_of
+    had_masks = [False, False]
+
+    def noted(target: TargetModel, plan: PassPlan, *moves: object) -> None:
+        had_masks[:] = had_masks[1], plan.mask_places is not None
+        begin(target, plan, *moves)  # type: ignore[arg-type]
+
+    def with_mask(forest: RowForest, moves: StateMoves) -> list[StateCommit]:
+        commits = commits_of(forest, moves)
+        if not had_masks[0]:
+            return commits
+        last = forest.starts[1:] - 1
+        return [replace(one, rows=(*one.rows, int(last[one.segment]))) for one in commits]
+
+    monkeypatch.setattr(TargetModel, "_begin", noted)
+    monkeypatch.setattr(RowForest, "commits_of", with_mask)
+
+
 FAULTS = [
     ("lfm2", keep_rejected_nodes),
     ("lfm2", take_trees_for_chains),
@@ -152,9 +171,9 @@ def test_the_probe_refuses_a_head_after_which_nodes_have_other_parents(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAMILIES[family].write(tmp_path / "model")
-    save_head(random_head(HIDDEN), tmp_path / "head")
+    head, _ = write_additions(tmp_path / "model", tmp_path)
     follow_the_row_before(monkeypatch)
-    config = VerifierConfig(model=str(tmp_path / "model"), device="cpu", early_head=str(tmp_path / "head"))
+    config = VerifierConfig(model=str(tmp_path / "model"), device="cpu", early_head=str(head))
     with pytest.raises(IncompatibleError, match="other logits once nodes are pruned"):
         load_probed_target(config)
 
@@ -176,9 +195,17 @@ def test_the_crowd_finds_wrong_states_of_pruned_passes(
     family: str, inject: Inject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAMILIES[family].write(tmp_path / "model")
-    save_head(random_head(HIDDEN), tmp_path / "head")
-    plan = plan_for(FAMILIES[family], tmp_path / "model", tokens=2000, changes=200, early_head=tmp_path / "head")
-    find(inject, plan, monkeypatch)
+    head, _ = write_additions(tmp_path / "model", tmp_path)
+    plan = plan_for(FAMILIES[family], tmp_path / "model", tokens=2000, changes=200)
+    find(inject, replace(plan, early_head=head), monkeypatch)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_the_crowd_finds_states_of_masks(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAMILIES[family].write(tmp_path / "model")
+    _, adapter = write_additions(tmp_path / "model", tmp_path)
+    plan = plan_for(FAMILIES[family], tmp_path / "model", tokens=2000, changes=200)
+    find(keep_masks, replace(plan, space_adapter=adapter), monkeypatch)
 
 
 def find(inject: Inject, plan: FuzzPlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,12 @@ EVENTS = (
     "parts of prompts",
     "episodes with few rows",
 )
-# And with an early head; and where rope factors change at a length.
+# And with an early head, with an adapter, and where rope factors change at a length.
 PRUNED = "pruned nodes"
+MASKS = "masks"
 RESTARTS = "restarts at the rope boundary"
 _JOINS = 40
+_ROWS_WITH_MASKS = 64
 _MOST_EPISODES = 500
 
 
@@ -88,6 +90,8 @@ class FuzzPlan:
     # Directory of a head that prunes every pass that has nodes, or runs it both ways; None without.
     early_head: Path | None = None
     early_pruning: Literal["on", "compare"] = "on"
+    # Directory of an adapter whose masks are in as many passes as may have some; None without.
+    space_adapter: Path | None = None
 
 
 class WitnessedCrowd(Crowd):
@@ -135,6 +139,9 @@ def fuzz(plan: FuzzPlan, tell: Callable[[str], None] = lambda _: None) -> Counte
         dtype=plan.dtype,
         early_head="" if plan.early_head is None else str(plan.early_head),
         early_pruning=plan.early_pruning,
+        space_adapter="" if plan.space_adapter is None else str(plan.space_adapter),
+        redraft_min_probability=0.0,
+        redraft_rows=_ROWS_WITH_MASKS,
     )
     target, info = load_probed_target(config)
     witness = Witness(target)
@@ -146,6 +153,8 @@ def fuzz(plan: FuzzPlan, tell: Callable[[str], None] = lambda _: None) -> Counte
         must_happen = (*must_happen, RESTARTS)
     if info.pruning is not None and info.pruning.switch == ON:
         must_happen = (*must_happen, PRUNED)
+    if info.redraft is not None:
+        must_happen = (*must_happen, MASKS)
     while not _is_enough(counts, plan, must_happen):
         seed = int(generator.integers(2**32))
         counts += episode(witness, info, references, seed)
@@ -165,6 +174,7 @@ def episode(witness: Witness, info: TargetInfo, references: Sequence[Reference],
         max_queued=1000,
         prefill_chunk=int(generator.choice([5, 16, 33, 128, 512])),
         max_rows=int(generator.choice([0, 0, 6, 20, 64])),
+        free_rows=0 if info.redraft is None else info.redraft.free_rows,
     )
     # Few recurrent states, if there are any: sequences wait for them, and kept ones replace each other.
     witness.target.set_num_states(int(generator.choice([2, 5, 16])), int(generator.choice([1, 3, 8])))
@@ -179,6 +189,7 @@ def episode(witness: Witness, info: TargetInfo, references: Sequence[Reference],
     counts = crowd.counts
     counts["preemptions for want of blocks"] = crowd.engine.scheduler.num_preemptions - counts["forced preemptions"]
     counts[PRUNED] = crowd.engine.counts.num_pruned_nodes
+    counts[MASKS], witness.num_masks = witness.num_masks, 0
     counts["recomputed tokens"] = crowd.engine.scheduler.num_recomputed_tokens
     counts["passes"], counts["parts of prompts"] = witness.take_counts()
     counts["episodes with few rows"] = int(limits.max_rows > 0)

@@ -66,6 +66,8 @@ class Witness:
         self._ranges: deque[tuple[int, int]] = deque()
         self._num_passes = 0
         self._num_parts = 0
+        # Mask rows of all passes.
+        self.num_masks = 0
         self._forward_pruned = target.forward_pruned
         target.forward = self._run  # type: ignore[method-assign]
         target.forward_pruned = self._run_pruned  # type: ignore[method-assign]
@@ -100,6 +102,7 @@ class Witness:
 
     def _keep(self, plan: PassPlan, logits: Tensor) -> None:
         self._num_passes += 1
+        self.num_masks += 0 if plan.mask_places is None else int((plan.mask_places >= 0).sum())
         self._num_parts += sum(first == last for first, last in plan.logit_ranges)
         self._logits = logits.numpy()
         self._ranges = deque((first, last) for first, last in plan.logit_ranges if first < last)

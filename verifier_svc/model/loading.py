@@ -435,8 +435,8 @@ def measure_curve(
 ) -> PassCurve | None:
     """Measure durations of a target's passes over one sequence of at most `max_tokens` tokens.
 
-    Sizes alternate. The sequence's keys and values are arbitrary. None if passes take too long for `limit_s`, or the
-    sequence does not fit.
+    Sizes alternate. The sequence's keys and values are arbitrary; recurrent states advance over rows of a pass alone.
+    None if passes take too long for `limit_s`, or the sequence does not fit.
     """
     sizes = padded_sizes(_CURVE_ROWS, target.row_multiple)
     context = min(_CURVE_CONTEXT, max_tokens - sizes[-1])
@@ -444,6 +444,8 @@ def measure_curve(
     if context < 1 or cache.num_missing(context + sizes[-1]) > target.cache.num_free_blocks:
         return None
     cache.reserve(context)
+    if target.recurrent is not None:
+        target.forward(target.plan([SequenceRows(cache, [0] * context, wants_logits=False)]))
     cache.keep(range(context))
     taken_s: list[list[float]] = [[] for _ in sizes]
     started_s = clock()
@@ -641,8 +643,6 @@ def _refuse_with_recurrent_layers(model: PreTrainedModel, config: VerifierConfig
     name = f"{type(model).__name__} has recurrent layers, which"
     if config.tensor_parallel > 1:
         raise IncompatibleError(f"{name} run in one process only: TENSOR_PARALLEL must be 1")
-    if config.space_adapter:
-        raise IncompatibleError(f"{name} run without masks: leave SPACE_ADAPTER empty")
 
 
 def refuse_unsupported(model: PreTrainedModel, config: VerifierConfig) -> None:

@@ -11,16 +11,19 @@ from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter
 RANK = 4
 SIGMAS = ((0.0, (1.0, 1.0)), (1.0, (1.0, 1.5)))
 # Layers that see every row of a pass, in any family's words.
+RECURRENT = ("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_ba", "x_proj", "f_a_proj", "out_proj")
 ADAPTED = ("q_proj", "v_proj", "o_proj", "down_proj", "query_key_value", "dense_h_to_4h", "c_attn", "c_fc", "fc1")
 
 
-def random_adapter(model: PreTrainedModel, num_masks: int, seed: int = 0, scale: float = 0.5) -> SpaceAdapter:
+def random_adapter(
+    model: PreTrainedModel, num_masks: int, seed: int = 0, scale: float = 0.5, names: tuple[str, ...] = ADAPTED
+) -> SpaceAdapter:
     """Masks and low-rank additions large enough to change everything that they reach; in bfloat16, as adapters are."""
     generator = torch.Generator().manual_seed(seed)
     hidden = model.config.hidden_size
     low_rank = {}
     for name, module in model.named_modules():
-        if name.endswith(ADAPTED):
+        if name.endswith(names):
             size_in, size_out = sizes(module)
             down = (scale * torch.randn(RANK, size_in, generator=generator)).bfloat16().float()
             up = (scale * torch.randn(size_out, RANK, generator=generator)).bfloat16().float()

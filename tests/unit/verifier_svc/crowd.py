@@ -70,6 +70,7 @@ class Crowd:
         self._cache: KVCache = target.cache
         self._vocab_size = info.vocab_size
         self._max_nodes = max_nodes
+        self._redraft_nodes = 0 if info.redraft is None else info.redraft.max_nodes
         self.engine = Engine(target, info, limits, max_nodes, Clock())
         self.scheduler: Scheduler = self.engine.scheduler
         self._generator = np.random.default_rng(seed)
@@ -85,7 +86,16 @@ class Crowd:
         self._open[number] = Open(case, num_resumed)
         self._live.add(number)
         prompt = (*case.prompt, *case.output[:num_resumed])
-        spec = SequenceSpec(prompt, case.sampling, case.stopping, num_resumed, linger_s, priority, case.salt)
+        spec = SequenceSpec(
+            prompt,
+            case.sampling,
+            case.stopping,
+            num_resumed,
+            linger_s,
+            priority,
+            case.salt,
+            max_redraft_nodes=self._redraft_nodes,
+        )
         self.engine.open(SequenceKey(STREAM, number), spec)
         self.counts["joins"] += 1
 

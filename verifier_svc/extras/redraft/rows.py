@@ -109,7 +109,7 @@ class MaskRows:
             if rows is None:
                 return
             inputs, result = values.numpy(), output.numpy()
-            if inputs.size != self._num_rows * width:
+            if inputs.size != self._num_rows * width or inputs.ndim > 3:
                 raise _unknown_inputs(name, values)
             # Inputs are [1, N, width] or [N, width], depending on the model.
             if inputs.ndim == 3:

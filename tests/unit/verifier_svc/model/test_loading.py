@@ -98,7 +98,6 @@ def test_a_cache_without_room_for_one_sequences_states_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"space_adapter": "x"}, "without masks"),
         ({"tensor_parallel": 2}, "in one process"),
     ],
 )
