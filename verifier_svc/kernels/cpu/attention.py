@@ -37,8 +37,10 @@ FloatArray = npt.NDArray[np.float32]
 
 # Scores per layer (about a millisecond) above which several threads pay.
 _WORTH_THREADS = 2**18
-# Rows of a segment that read a block of keys together while it is in the L1 cache.
-_ROWS_TOGETHER = 4
+# Most rows of a segment that read a block of keys together while it is in the L1 cache; from so many rows on there are
+# at least two groups, so that threads have equal work over few key heads.
+_ROWS_TOGETHER = 8
+_ROWS_APART = 4
 
 
 class RaggedRows(NamedTuple):
@@ -78,10 +80,14 @@ class HeadGroup(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch for a few rows of one key head: queries [rows, D], scores [rows, positions], sums [rows, value size]."""
+    """Scratch for a few rows of one key head.
+
+    Queries [rows, D], scores [rows, positions], totals [rows] of their weights, sums [rows, value size].
+    """
 
     queries: FloatArray
     scores: FloatArray
+    totals: FloatArray
     sums: FloatArray
 
 
@@ -253,6 +259,7 @@ def attend_rows(
     work = Work(
         aligned_rows(together, query.shape[2]),
         aligned_rows(together, most_blocks * BLOCK_SIZE),
+        np.empty(together, np.float32),
         aligned_rows(together, output.shape[2]),
     )
     piece = take(counters, phase)
@@ -263,8 +270,9 @@ def attend_rows(
             before += num_groups(rows, segment) * kv_heads
             segment += 1
         groups = num_groups(rows, segment)
-        first = rows.starts[segment] + (piece - before) % groups * _ROWS_TOGETHER
-        last = min(first + _ROWS_TOGETHER, rows.starts[segment + 1])
+        start, num_rows = rows.starts[segment], rows.starts[segment + 1] - rows.starts[segment]
+        first = start + (piece - before) % groups * num_rows // groups
+        last = start + ((piece - before) % groups + 1) * num_rows // groups
         context = rows.contexts[segment]
         begin = first_key(rows, segment, first, last, window)
         last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
@@ -279,8 +287,10 @@ def attend_rows(
 
 @compiled_exactly
 def num_groups(rows: RaggedRows, segment: int) -> int:
-    """Number of groups of a segment's rows."""
-    return int((rows.starts[segment + 1] - rows.starts[segment] + _ROWS_TOGETHER - 1) // _ROWS_TOGETHER)
+    """Number of groups of a segment's rows, which are of about equal size."""
+    num_rows = rows.starts[segment + 1] - rows.starts[segment]
+    fewest = 2 if num_rows >= _ROWS_APART else 1
+    return int(max(fewest, (num_rows + _ROWS_TOGETHER - 1) // _ROWS_TOGETHER))
 
 
 @compiled_exactly
@@ -299,7 +309,7 @@ def attend_group(
     group = query.shape[1] // keys.shape[1]
     score_rows(query, keys, some, scale, work)
     for index in range((some.last - some.first) * group):
-        weigh(rows, some.context, some.first + index // group, some.begin, window, work.scores[index])
+        weigh(rows, some, some.first + index // group, window, work.scores[index], work.totals, index)
     sum_values(values, rows, some, work, output)
 
 
@@ -333,54 +343,24 @@ def score_rows(query: FloatArray, keys: FloatArray, some: HeadGroup, scale: np.f
 
 @compiled_exactly
 def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, output: Inputs) -> None:
-    """Weighted means of the values seen by a group's rows."""
+    """Weighted means of the values seen by a group's rows.
+
+    All rows add all places up to the last one that any of them sees, in order: a weight of 0 changes no bit of a sum.
+    """
     group = output.shape[1] // values.shape[1]
     count = (some.last - some.first) * group
     size = output.shape[2]
     work.sums[:count] = 0
-    # Later rows see at least as much of the context and of the pending tokens.
-    first_run = some.context + rows.runs[some.first]
+    end = some.context + rows.ends[some.last - 1]
     for block in range(some.first_block, some.last_block):
-        page = values[some.table[block], some.head]
         start = block * BLOCK_SIZE
-        seen = max(start, min(start + BLOCK_SIZE, first_run))
-        add_products(work.scores, page, work.sums, Products(0, count, 0, size, start, 0, seen - start))
-        for row in range(some.first, some.last):
-            end = min(start + BLOCK_SIZE, some.context + rows.runs[row])
-            if seen < end:
-                index = (row - some.first) * group
-                which = Products(index, index + group, 0, size, seen, seen - start, end - seen)
-                add_products(work.scores, page, work.sums, which)
-    for row in range(some.first, some.last):
-        index = (row - some.first) * group
-        place = add_tail(values, rows, some, work, row, index, index + group)
-        for at in range(index, index + group):
-            total = lane_sum(work.scores[at, some.begin : end_of_lanes(place)])
-            sums = work.sums[at]
-            for column in range(size):
-                sums[column] /= total
-            put_inputs(sums, output[row, some.head * group + at - index])
-
-
-@compiled_exactly
-def add_tail(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, row: int, first: int, last: int) -> int:
-    """Add the values of a row's tail to its sums from `first` to `last`; returns the number of keys that it sees."""
-    place = some.context + rows.runs[row]
-    tail, end = rows.tail_starts[row], rows.tail_starts[row + 1]
-    while tail < end:
-        # Places in succession within a block are one product.
-        at = some.context + rows.tails[tail]
-        block, inside = at // BLOCK_SIZE, at % BLOCK_SIZE
-        count = 1
-        while (
-            tail + count < end and inside + count < BLOCK_SIZE and some.context + rows.tails[tail + count] == at + count
-        ):
-            count += 1
-        which = Products(first, last, 0, values.shape[3], place, inside, count)
+        which = Products(0, count, 0, size, start, 0, min(BLOCK_SIZE, end - start))
         add_products(work.scores, values[some.table[block], some.head], work.sums, which)
-        place += count
-        tail += count
-    return int(place)
+    for index in range(count):
+        sums, total = work.sums[index], work.totals[index]
+        for column in range(size):
+            sums[column] /= total
+        put_inputs(sums, output[some.first + index // group, some.head * group + index % group])
 
 
 @compiled_exactly
@@ -397,20 +377,31 @@ def visible_keys(rows: RaggedRows, segment: int, row: int) -> int:
 
 
 @compiled_exactly
-def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, scores: FloatArray) -> None:
-    """Turn scores of a segment's positions into exp(score - max), in the order of the row's path, from `begin` on.
+def weigh(
+    rows: RaggedRows, some: HeadGroup, row: int, window: int, scores: FloatArray, totals: FloatArray, index: int
+) -> None:
+    """Turn a row's scores of its segment's positions into exp(score - max), and those that it does not see into 0.
 
-    Invisible lanes from `begin` to the end of the path become 0.
+    Their total is added up along the row's path, as without the places that other rows have there.
     """
-    place = context + rows.runs[row]
-    for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
+    context, begin, end = some.context, some.begin, some.context + rows.ends[some.last - 1]
+    run, tail, last_tail = context + rows.runs[row], rows.tail_starts[row], rows.tail_starts[row + 1]
+    place = run
+    for at in range(tail, last_tail):
         # Tails are ascending and at or after their target, so none is overwritten early.
-        scores[place] = scores[context + rows.tails[tail]]
+        scores[place] = scores[context + rows.tails[at]]
         place += 1
     lowest = begin if window <= 0 else max(begin, place - window)
-    end = end_of_lanes(place)
+    last_lane = end_of_lanes(place)
     scores[begin:lowest] = -np.inf
-    scores[place:end] = -np.inf
-    exact_exponentials(scores[begin:end], lane_max(scores[begin:end]))
+    scores[place:last_lane] = -np.inf
+    exact_exponentials(scores[begin:last_lane], lane_max(scores[begin:last_lane]))
     scores[begin:lowest] = 0
-    scores[place:end] = 0
+    scores[place : max(last_lane, end)] = 0
+    totals[index] = lane_sum(scores[begin:last_lane])
+    while place > run and context + rows.tails[last_tail - 1] >= place:
+        # Back to its place, the last one first.
+        last_tail, place = last_tail - 1, place - 1
+        weight = scores[place]
+        scores[place] = 0
+        scores[context + rows.tails[last_tail]] = weight
