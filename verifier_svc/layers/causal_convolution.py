@@ -70,7 +70,9 @@ class CausalConvolution:
         self._inputs, self._before = inputs.to(self._weights.dtype).contiguous(), before.flatten(0, 1)
         output = torch.empty_like(self._inputs)
         output[forest.num_rows :] = 0
-        (self._convolve if self._is_compiled else self._convolve_tensors)(output[: forest.num_rows])
+        # Compiled loops have no gradients, which training needs.
+        is_compiled = self._is_compiled and not inputs.requires_grad
+        (self._convolve if is_compiled else self._convolve_tensors)(output[: forest.num_rows])
         if len(forest.border_rows):
             self._keep(tuple(forest.border_rows.tolist()), tuple(forest.border_slots.tolist()))
         return output.to(inputs.dtype)

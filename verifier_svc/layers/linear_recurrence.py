@@ -105,7 +105,10 @@ class LinearRecurrence:
         and `steps` [N, heads, 1] or, with rates, which give the decays, [N, heads, value size].
         """
         forest = self.forest = self._coming
-        parts = (queries, keys, values, decays, steps)
+        # In training products may have been rounded to half precision.
+        parts = [part.float() for part in (queries, keys, values, decays, steps)]
+        if values.requires_grad:
+            return self._by_tensors(*parts)
         query, key, value, decay, step = (tensor.contiguous().numpy() for tensor in parts)
         self._inputs = RowInputs(query, key, value, decay, step, self._rates, self._corrects)
         border_of_row = np.full(forest.num_rows, -1, np.int64)
@@ -115,6 +118,27 @@ class LinearRecurrence:
         output = torch.zeros(values.shape)
         self._call(forest.num_rows, advance_tree, self._inputs, rows, self._states, self._after, output.numpy())
         return output
+
+    def _by_tensors(self, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, steps: Tensor) -> Tensor:
+        """As `__call__`, with gradients, for training: segments are chains of one length, and nothing is committed."""
+        forest, heads = self.forest, self._shape[0]
+        queries, keys = (part.repeat_interleave(heads // part.shape[1], 1) for part in (queries, keys))
+        state = torch.from_numpy(self._states[forest.slots])
+        outputs = []
+        for place in range(int(forest.num_pending[0])):
+            rows = forest.starts[:-1] + place
+            # [segments, heads, keys or 1, values or 1].
+            query, key = (part[rows][..., None] for part in (queries, keys))
+            value, step = (part[rows][:, :, None] for part in (values, steps))
+            if len(self._rates):
+                state = state * torch.exp(-torch.from_numpy(self._rates) * step)
+            else:
+                state = state * decays[rows][..., None]
+            if self._corrects:
+                value = value - (state * key).sum(-2, keepdim=True)
+            state = state + key * (value * step)
+            outputs.append((state * query).sum(-2))
+        return torch.stack(outputs, 1).flatten(0, 1)
 
     def _call(self, num_states: int, function: object, *arguments: object) -> None:
         is_much = num_states * np.prod(self._shape) >= _WORTH_THREADS

@@ -37,6 +37,12 @@ def install_layers(model: nn.Module) -> RecurrentStates | None:
         if layer is None and (kind := kind_of(module)) is not None:
             layer = kind(module)
             setattr(module, _LAYER, layer)
-            module.forward = layer.forward
+        module.forward = layer.forward
         layers.append(layer)
     return RecurrentStates(layers) if layers else None
+
+
+def uninstall_layers(model: nn.Module) -> None:
+    """Let a model's recurrent layers compute as transformers does again."""
+    for module in recurrent_modules(model):
+        del module.forward

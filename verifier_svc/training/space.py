@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales
 from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout, position_weights, random_layout, token_terms, weighted
@@ -19,7 +18,6 @@ from coppice.training.loop import Schedule, trained
 from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from verifier_svc.extras.redraft.adapter import save_adapter
-from verifier_svc.layers.registry import recurrent_modules
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks
 
@@ -58,15 +56,10 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     A mask learns the target's distribution at its position, in the target's own text and in the corpus (2402.11809, the
     layout that keeps whole samples, with many groups). The target attends to the tokens in between and the mask does
     not, so it learns the target's marginals, averaged over text. The last of these tokens is known when the draft is
-    made; the transition learns its effect on the next one. Raises IncompatibleError if the target has recurrent layers
-    or no layers for additions, or the state there belongs to another run.
+    made; the transition learns its effect on the next one. Raises IncompatibleError if the target has no layers for
+    additions, or the state there belongs to another run.
     """
     tokenizer, target = load_target(target_dir, torch.float32)
-    if recurrent_modules(target):
-        raise IncompatibleError(
-            f"{type(target).__name__} has recurrent layers: groups of masks would need a state each, which a forward "
-            "of transformers does not have"
-        )
     store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)

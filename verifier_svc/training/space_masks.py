@@ -23,6 +23,8 @@ from coppice.search.error_scales import ErrorScales
 from coppice.training.block_layout import BlockLayout
 from coppice.training.transition import TrainedTransition
 from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter, Transition
+from verifier_svc.layers.registry import recurrent_modules
+from verifier_svc.training.group_states import GroupStates, group_states
 
 # Initial masks are the mean embedding plus noise of this share of the embeddings' spread.
 _MASK_SPREAD = 0.1
@@ -86,12 +88,27 @@ class SpaceMasks(nn.Module):
             token_ids: text [R, L].
             layout: positions of the groups; K is at most the number of masks.
         """
+        target = self._target[0]
+        # Recurrent layers compute one text at a time.
+        parts = token_ids.split(1) if recurrent_modules(target) else (token_ids,)
+        with group_states(target, layout) as states:
+            pairs = [self._read_and_said(part, layout, states) for part in parts]
+        read, said = (torch.cat(logits) for logits in zip(*pairs, strict=True))
+        if self.transition is not None:
+            said = said + self.transition(token_ids[:, layout.predicted[:, :-1]])
+        return torch.cat([read[:, :, None], said], 2)
+
+    def _read_and_said(self, token_ids: Tensor, layout: BlockLayout, states: GroupStates) -> tuple[Tensor, Tensor]:
+        """Logits after the anchors [R, G, V], and of the masks [R, G, K, V] without the transition."""
         target: Any = self._target[0]
         rows, groups = len(token_ids), len(layout.anchors)
-        held = {cache_argument(target.forward): DynamicCache()}
+        config = {"config": target.config} if recurrent_modules(target) else {}
+        held = {cache_argument(target.forward): DynamicCache(**config)}
+        states.begin_text()
         with torch.no_grad():
             read = target(input_ids=token_ids, use_cache=True, logits_to_keep=layout.anchors, **held)
         length = token_ids.shape[1]
+        states.begin_groups()
         inputs = self.masks.weight[: layout.num_masks].repeat(groups, 1).to(target.dtype)
         self._is_on = True
         try:
@@ -104,10 +121,7 @@ class SpaceMasks(nn.Module):
             ).logits
         finally:
             self._is_on = False
-        said = said.unflatten(1, (groups, layout.num_masks))
-        if self.transition is not None:
-            said = said + self.transition(token_ids[:, layout.predicted[:, :-1]])
-        return torch.cat([read.logits[:, :, None], said], 2)
+        return read.logits, said.unflatten(1, (groups, layout.num_masks))
 
     def adapter(self, sigmas: ErrorScales) -> SpaceAdapter:
         """Trained weights in the verifier's format, in bfloat16."""
