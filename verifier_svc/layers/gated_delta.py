@@ -44,7 +44,7 @@ class GatedDelta:
             keys,
             values.unflatten(-1, (-1, module.head_v_dim)),
             torch.exp(-self._rates * F.softplus(decays.float() + module.dt_bias))[..., None],
-            torch.sigmoid(steps)[..., None],
+            torch.sigmoid(steps.float())[..., None],
         )
         normed = module.norm(result.flatten(0, 1), gates.reshape(-1, module.head_v_dim))
         output: Tensor = module.out_proj(normed.reshape(*hidden_states.shape[:2], -1))
@@ -64,5 +64,6 @@ class GatedDelta:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors [..., size] of about unit length."""
+    """Vectors [..., size] of about unit length, in single precision."""
+    vectors = vectors.float()
     return vectors * torch.rsqrt((vectors * vectors).sum(-1, keepdim=True) + _EPSILON)

@@ -36,7 +36,7 @@ class KimiDelta:
         parts = F.silu(self._convolution(mixed)).chunk(3, -1)
         queries, keys, values = (part.unflatten(-1, (-1, module.head_dim)) for part in parts)
         decays = torch.exp(module.forget_gate(hidden_states)[0])
-        steps = torch.sigmoid(module.b_proj(hidden_states)[0])[..., None]
+        steps = torch.sigmoid(module.b_proj(hidden_states)[0].float())[..., None]
         result = self._recurrence(unit(queries) * module.head_dim**-0.5, unit(keys), values, decays, steps)
         gates = module.g_b_proj(module.g_a_proj(hidden_states)).view(result.shape)
         output: Tensor = module.o_proj(module.o_norm(result, gates).flatten(1)[None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
+from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.layers.forests import path_to, random_segments, segment
 from verifier_svc.engine.state_slots import StateMoves
 from verifier_svc.layers import linear_recurrence
@@ -287,3 +289,9 @@ def test_the_delta_rule_with_a_decay_for_each_key_is_that_of_transformers() -> N
         output_final_state=False,
     )
     assert torch.allclose(output * size, expected[0], atol=1e-5)
+
+
+def test_without_triton_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifier_svc.layers.triton_recurrence", None)
+    with pytest.raises(IncompatibleError, match="need Triton on a GPU, or DEVICE=cpu"):
+        linear_recurrence.linear_recurrence(torch.device("cuda"), HEADS, KEYS, VALUES, corrects=True)
