@@ -24,7 +24,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     version(triton.__version__) < (3, 7) and version(np.__version__) >= (2, 4),
     reason="the interpreter of Triton before 3.7 does not work with numpy 2.4",
@@ -39,7 +39,7 @@ def test_the_kernels_in_the_interpreter() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d+ passed", done.stdout)
