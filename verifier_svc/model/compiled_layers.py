@@ -291,7 +291,7 @@ class CompiledLayers:
 
     @contextlib.contextmanager
     def _seen_states(self, first: int, last: int, hidden: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Those of the layers to be shown, and room for their inputs, which are kept afterwards."""
+        """Layers to be shown, and room for their inputs, which are kept afterwards."""
         shown = [one for one in self._shown if first <= one < last or one == last == len(self._layers)]
         states = np.empty((len(shown), *hidden.shape), np.float32)
         yield np.array(shown, np.int64), states
