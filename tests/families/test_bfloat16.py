@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families.checkpoints import FAMILIES, Family, plan_for
+from tests.families.checkpoints import FAMILIES, Family, plan_for, write_additions
 from tests.fuzz.exactness import fuzz
 from verifier_svc.config import VerifierConfig
 from verifier_svc.kernels.cpu.packed_layers import packed_layers
@@ -45,10 +45,22 @@ def test_products_are_of_pairs_where_the_processor_has_them(name: str, tmp_path:
     assert {isinstance(layer.product, PairProduct) for layer in layers} == {multiplies_bfloat16()}
 
 
+@pytest.mark.parametrize("name", ["lfm2", "mamba"])
+def test_a_crowd_whose_nodes_are_pruned_gets_the_same(name: str, tmp_path: Path) -> None:
+    """The head computes its scores in single precision, the output layer rounds its inputs."""
+    FAMILIES[name].write(tmp_path / "model")
+    head, _ = write_additions(tmp_path / "model", tmp_path)
+    plan = plan_for(FAMILIES[name], tmp_path / "model", tokens=300, changes=40, dtype="bfloat16")
+    assert fuzz(replace(plan, early_head=head))["accepted"] > 50
+
+
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply bfloat16")
-def test_products_that_give_other_logits_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-moe"])
+def test_products_that_give_other_logits_are_not_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     product = PairProduct.__call__
     monkeypatch.setattr(PairProduct, "__call__", lambda *inputs: product(*inputs) * 1.5)
-    target, info = load_probed_target(config_of("qwen3.5", tmp_path))
+    target, info = load_probed_target(config_of(name, tmp_path))
     assert info.exact
     assert not any(isinstance(layer.product, PairProduct) for layer in packed_layers(target.model))

@@ -108,6 +108,9 @@ def pack_experts(model: nn.Module, pack: Pack = packed_for_onednn) -> int:
     """
     replaced = 0
     for parent in list(model.modules()):
+        # What was replaced before keeps its own; its products are packed as linear layers.
+        if isinstance(parent, ReplacedExperts):
+            continue
         for name, child in list(parent.named_children()):
             if (packed := _packed(child, pack)) is not None:
                 setattr(parent, name, packed)

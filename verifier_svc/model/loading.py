@@ -143,7 +143,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if not exact:
         logger.info("fast mode: near-ties are counted below a logit gap of %g", near_tie_gap)
     redraft = adapted(target, config, vocab_size, exact=exact)
-    pruning = with_early_head(target, config, vocab_size, exact=exact)
+    pruning = with_early_head(target, config, vocab_size, exact=exact, dtype=dtype)
     limit = position_limit(model)
     size_cache(target, config, limit)
     target.record_now()
@@ -485,9 +485,9 @@ def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> Tr
 
 
 def with_early_head(
-    target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool
+    target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool, dtype: torch.dtype | None = None
 ) -> PruningSettings | None:
-    """Install the early head, if configured; returns its settings.
+    """Install the early head, if configured; returns its settings. `dtype` as in `check_pruning`.
 
     Raises:
         IncompatibleError: the head does not match the target, the target's layers do not support pruning, or strict
@@ -498,7 +498,7 @@ def with_early_head(
         return None
     head = load_head(Path(config.early_head))
     target.install_head(head)
-    check_pruning(target, vocab_size, exact=exact)
+    check_pruning(target, vocab_size, exact=exact, dtype=dtype)
     logger.info("nodes are pruned after layer %d: %s", head.layer, config.early_pruning)
     free_rows = _FREE_ROWS[target.device.type]
     return PruningSettings(head.thresholds, free_rows, target.row_multiple, config.early_pruning)

@@ -24,8 +24,10 @@ _SHARE_PRUNED = 0.3
 _RULE = DrawRule(0.0, 0, 0.0)
 
 
-def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: int = 0) -> None:
-    """Try early pruning on a target with a head.
+def check_pruning(
+    target: TargetModel, vocab_size: int, *, exact: bool, dtype: torch.dtype | None = None, seed: int = 0
+) -> None:
+    """Try early pruning on a target with a head; `dtype` sets the tolerance for rounding, by default the model's own.
 
     Raises:
         IncompatibleError: remaining rows have other logits than in the whole pass, or with `exact` other bits; or the
@@ -33,7 +35,7 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
     """
     generator = np.random.default_rng(seed)
     name = type(target.model).__name__
-    limit = TOLERANCES[next(target.model.parameters()).dtype]
+    limit = TOLERANCES[dtype or next(target.model.parameters()).dtype]
     caches = [SequenceCache(target.cache, 256) for _ in range(2)]
     try:
         for _ in range(_ROUNDS):
