@@ -76,11 +76,12 @@ def continue_prompts(
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0, **sampling)
     prompts = prompts.to(target.device)
-    rows = target.generate(
-        prompts,  # type: ignore[operator]
-        generation_config=config,
-        attention_mask=torch.ones_like(prompts),
-    )
+    # In place of the target's own, which transformers takes what a given one leaves open from: EOS, top-p, penalties.
+    own, target.generation_config = target.generation_config, config
+    try:
+        rows = target.generate(prompts, attention_mask=torch.ones_like(prompts))  # type: ignore[operator]
+    finally:
+        target.generation_config = own
     result: npt.NDArray[np.uint16] = rows.cpu().numpy().astype(np.uint16)
     return result
 
