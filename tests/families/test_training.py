@@ -17,6 +17,7 @@ from coppice.training.block_layout import BlockLayout
 from coppice.training.run import load_target
 from coppice.training.target_samples import SampleShape
 from tests.families.checkpoints import EACH_RECURRENCE, FAMILIES, VOCAB
+from tests.unit.verifier_svc.counting_text import losses_of_counting
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
@@ -142,18 +143,7 @@ def test_masks_of_a_frozen_target_learn(name: str, tmp_path: Path) -> None:
     FAMILIES[name].write(tmp_path)
     _, model = load_target(tmp_path, torch.float32)
     masks = SpaceMasks(model, 2, rank=8, seed=0)
-    optimizer = torch.optim.Adam(masks.parameters(), lr=2e-2)
-    layout = BlockLayout(12, torch.tensor([4, 7, 8]), 2, sees_all=False)
-    losses = []
-    for step in range(40):
-        starts = torch.randint(8, (4, 1), generator=torch.Generator().manual_seed(step))
-        tokens = (starts + torch.arange(12)) % 8
-        logits = masks(tokens, layout)[:, :, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), tokens[:, layout.predicted[:, 1:]].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of_counting(masks, 40, 4)
     assert losses[-1] < 0.5 * losses[0]
 
 

@@ -25,6 +25,7 @@ from coppice.training.target_samples import SampleShape
 from coppice.training.tokenizer import train_tokenizer
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
+from tests.unit.verifier_svc.counting_text import losses_of_counting
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.extras.redraft.adapter import load_adapter, save_adapter
@@ -112,18 +113,7 @@ def test_a_frozen_target_learns_to_say_what_comes_behind_its_next_token() -> Non
     model = tiny_llama(vocab_size=64, max_context_tokens=128, seed=0, **{**ONE_LAYER, "initializer_range": 0.2})
     before = {name: value.clone() for name, value in model.state_dict().items()}
     masks = SpaceMasks(model, 2, rank=8, seed=0)
-    optimizer = torch.optim.Adam(masks.parameters(), lr=2e-2)
-    layout = BlockLayout(12, torch.tensor([4, 7, 8]), 2, sees_all=False)
-    losses = []
-    for step in range(60):
-        starts = torch.randint(8, (8, 1), generator=torch.Generator().manual_seed(step))
-        tokens = (starts + torch.arange(12)) % 8
-        logits = masks(tokens, layout)[:, :, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), tokens[:, layout.predicted[:, 1:]].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of_counting(masks, 60, 8)
     assert losses[-1] < 0.5 * losses[0]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
