@@ -128,6 +128,21 @@ async def test_newcomers_queue_after_those_that_are_there() -> None:
     leave(*some, *flood)
 
 
+async def test_a_newcomer_does_not_wait_for_all_that_its_host_s_connections_have_saved() -> None:
+    turnstile, resumed = Turnstile(RATES), asyncio.Event()
+    others = [Greedy(turnstile) for _ in range(40)]
+    first = Greedy(turnstile)
+    first.use()
+    for greedy in others:
+        greedy.use()
+    newcomer = turnstile.open("10.0.0.1", resumed.set)
+    took_s = await admitted_s(turnstile, newcomer, 3.0, resumed)
+    turnstile.close(newcomer)
+    leave(first, *others)
+    # With 60 units of credit each they would go first for 2.4 s.
+    assert took_s < 1.5
+
+
 async def test_work_that_is_counted_afterwards_is_paid_for() -> None:
     turnstile = Turnstile(RATES)
     account = turnstile.open("10.0.0.1", lambda: None)
