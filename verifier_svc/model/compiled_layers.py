@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from coppice.checkpoints.quantization import row_scales, whole_numbers
 from coppice.core.errors import IncompatibleError
-from coppice.kernels.cpu.half_tables import halves
+from coppice.kernels.cpu.half_tables import floats, halves
 from coppice.kernels.cpu.lane_sums import LANES
 from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
 from verifier_svc.engine.kv_cache import SequenceCache
@@ -79,6 +79,8 @@ _STATIC_ROPES = frozenset({"default", "linear", "llama3"})
 _TABLE_BLOCK = 512
 # Rows of weights packed at once, whole panels: what that takes besides is little of an output layer's size.
 _PACKED_ROWS = 64 * PANEL
+# Rows of embeddings compared at once.
+_COMPARED_ROWS = 4096
 _NO_NORM = torch.empty(0)
 _NO_SCALES = np.empty(0, np.float32)
 
@@ -101,6 +103,33 @@ class RotationTable:
             self._cos = np.concatenate([self._cos, cos[0].float().numpy()])
             self._sin = np.concatenate([self._sin, sin[0].float().numpy()])
         return Rotation(self._cos[positions], self._sin[positions])
+
+
+class HalfEmbedding(nn.Module):
+    """Embeddings kept in bfloat16 and read in single precision, for weights that bfloat16 holds exactly."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """`weight` [vocab, hidden]."""
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().bfloat16(), requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [..., hidden]."""
+        return F.embedding(token_ids, self.weight).float()
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether bfloat16 holds all of a matrix's numbers exactly."""
+    return all(torch.equal(rows, rows.bfloat16().float()) for rows in weight.detach().split(_COMPARED_ROWS))
+
+
+def _rows_of(embed: Any, token_ids: IntArray) -> FloatArray:
+    """Embeddings [N, hidden] in single precision; torch's functions would give up the interpreter's lock."""
+    weight: Tensor = embed.weight.detach()
+    if weight.dtype == torch.bfloat16:
+        return floats(weight.view(torch.int16).numpy().view(np.uint16)[token_ids])
+    rows: FloatArray = weight.numpy()[token_ids]
+    return rows
 
 
 class CompiledLayers:
@@ -162,15 +191,25 @@ class CompiledLayers:
     def release(self) -> None:
         """Free the weights of the modules, which are kept here as panels; the layers' own forwards are gone with it.
 
-        Weights may be parts of the checkpoint's mapped file, which is in memory as long as one of them is: what is left
-        is copied.
+        Embeddings that bfloat16 holds exactly are kept in it. Weights may be parts of the checkpoint's mapped file,
+        which is in memory as long as one of them is: what is left is copied.
         """
         for layer in self._layers:
             for module in layer.modules():
                 if type(module) is nn.Linear:
                     module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        self._halve_embeddings()
         for parameter in self._model.parameters():
             parameter.data = parameter.detach().clone()
+
+    def _halve_embeddings(self) -> None:
+        embed, head = self._body.embed_tokens, self._model.get_output_embeddings()
+        if type(embed) is not nn.Embedding or not is_half(embed.weight):
+            return
+        is_tied = isinstance(head, PackedLinear) and head.weight is embed.weight
+        self._body.embed_tokens = HalfEmbedding(embed.weight)
+        if is_tied:
+            head.weight = self._body.embed_tokens.weight
 
     def cut(self, layer: int) -> None:
         """Begin a run with this layer, so that hooks see the output of the one before."""
@@ -204,7 +243,7 @@ class CompiledLayers:
             return None
         if any(module._forward_hooks or module._forward_pre_hooks for module in (self._model, self._body.norm, head)):
             return None
-        hidden: FloatArray = self._body.embed_tokens.weight.detach().numpy()[token_ids]
+        hidden = _rows_of(self._body.embed_tokens, token_ids)
         shared, norm = head.product, self._body.norm
         result = np.empty((len(logit_rows), shared.num_columns), np.float32)
         with self._seen_states(0, len(self._layers), hidden) as (shown, states):

@@ -150,7 +150,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     _settle(target)
     # Ranks do not transfer hidden states.
     features = offered_features(target) if ranks is None else FeatureShape()
-    head = load_own_head(config, vocab_size, features, weights)
+    head = load_own_head(config, model, vocab_size, features, weights)
+    release_memory()
     text_config = model.config.get_text_config()
     if (trained := trained_length(model)) is not None:
         logger.warning(
@@ -200,12 +201,11 @@ def _warn_of_other_targets(model: PreTrainedModel, config: VerifierConfig) -> No
 
 
 def _settle(target: TargetModel) -> None:
-    """Prepare passes of a checked target, and give back what loading took and the target does not keep."""
+    """Prepare passes of a checked target, and free the weights that it does not keep."""
     if target.layers is not None:
         target.layers.release()
     if target.device.type == "cpu":
         logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
-    release_memory()
 
 
 def _round_as_served(model: PreTrainedModel, dtype: torch.dtype, quantization: str) -> None:

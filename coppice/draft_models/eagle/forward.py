@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ MOST_DRAFTED = 256
 # Of the logits' standard deviation: RMS of what compiled drafts may be off by. Wrong code is off by more than all.
 _MOST_DEVIATION = 0.4
 _FIRST_POSITIONS = 4096
+_MATRICES = ("fusion", "qkv", "output", "gate_up", "down", "head")
 
 
 class EagleRows(NamedTuple):
@@ -319,7 +320,8 @@ class CompiledEagle:
             quantised = quantise(weight.float().contiguous().numpy())
             return arrange(quantised) if rounds_inputs else quantised
 
-        self.weights = weights
+        # Matrices are kept as quantised ones alone; their widths stay.
+        self.weights = replace(weights, **{name: getattr(weights, name)[:0].clone() for name in _MATRICES})
         self._matrix = matrix
         config = weights.config
         self._rotary = RotaryTable(LlamaRotaryEmbedding(config))

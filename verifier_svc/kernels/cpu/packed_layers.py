@@ -89,7 +89,7 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 def prepare_rows(model: nn.Module, num_rows: int) -> None:
     """Let oneDNN generate machine code for `num_rows` rows: one product per shape of packed weights."""
     for layer in one_of_each_shape(model):
-        layer(layer.weight.new_zeros(num_rows, layer.in_features))
+        layer(torch.zeros(num_rows, layer.in_features))
 
 
 def one_of_each_shape(model: nn.Module) -> list[PackedLinear]:

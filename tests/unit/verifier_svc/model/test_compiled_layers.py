@@ -173,6 +173,39 @@ def test_a_pass_without_modules_has_the_bits_of_one_with_them(family: str, monke
     assert np.array_equal(found[0][1], found[1][1])
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("is_half", [False, True])
+def test_freed_weights_change_no_bit_and_embeddings_take_half(
+    is_tied: bool, is_half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES["llama"], "tie_word_embeddings", is_tied)
+    monkeypatch.setattr(compiled_layers, "_COMPARED_ROWS", VOCAB // 3)
+    target = compiled(new_model("llama", is_half=is_half))
+    layers: Any = target.layers
+    tokens, found = np.random.default_rng(3).integers(0, VOCAB, 40).tolist(), []
+    for is_freed in (False, True):
+        if is_freed:
+            layers.release()
+        for has_modules in (False, True):
+            rotations = layers._rotations
+            if has_modules:
+                layers._rotations = None
+            cache = SequenceCache(target.cache, 64)
+            found.append(target.forward(target.plan([SequenceRows(cache, tokens, EMPTY_TREE)])).clone())
+            cache.release()
+            layers._rotations = rotations
+    assert all(torch.equal(one, found[0]) for one in found)
+    embed: Any = target.model.get_input_embeddings()
+    head: Any = target.model.get_output_embeddings()
+    assert embed.weight.dtype == (torch.bfloat16 if is_half else torch.float32)
+    assert (head.weight is embed.weight) == is_tied
+    assert all(module.weight.numel() == 0 for module in target.model.model.layers.modules() if is_linear(module))
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear)
+
+
 def test_threads_change_no_bit() -> None:
     target = compiled(new_model("qwen3"))
     tokens = np.random.default_rng(3).integers(0, VOCAB, 150).tolist()
