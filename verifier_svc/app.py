@@ -27,11 +27,12 @@ from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
-from verifier_svc.engine.sequence_traces import sequence_traces
+from verifier_svc.heap import release_memory
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.parallel.sharded_target import Ranks
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.service import VerifierServicer, max_request_bytes, request_sizes
+from verifier_svc.stream.sequence_traces import sequence_traces
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ async def serve(
     """
     timeline = open_timeline("verifier", os.environ)
     engine, servicer = new_servicer(config, target, info, tracer, timeline)
+    release_memory()
     name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
     sizes = SizeChecks({f"/{name}/Verify": request_sizes(info.max_context_tokens)})
     most_bytes = max_request_bytes(info.max_context_tokens)

@@ -57,7 +57,10 @@ def fingerprint(tokenizer_json: bytes) -> str:
     Raises:
         ValueError: the bytes are not a JSON object.
     """
-    content = json.loads(tokenizer_json)
+    return _fingerprint(json.loads(tokenizer_json))
+
+
+def _fingerprint(content: Any) -> str:
     if not isinstance(content, dict):
         raise ValueError(f"tokenizer.json must be a JSON object, is a {type(content).__name__}")
     parts = {key: content.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
@@ -72,8 +75,9 @@ class TargetTokenizer:
         self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.fingerprint = fingerprint(tokenizer_json)
+        # Parsed once: a large vocabulary takes tens of MiB.
         content = json.loads(tokenizer_json)
+        self.fingerprint = _fingerprint(content)
         self._decoders = _decoder_types(content.get("decoder"))
         added = content.get("added_tokens") or ()
         self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}

@@ -22,7 +22,7 @@ from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
 from tests.spans import CALLER, UNRECORDED_CALLER, KeptSpans, own_id, parent_id
 from tests.tiny_services import tiny_drafter, tiny_verifier
-from verifier_svc.engine.sequence_traces import sequence_traces
+from verifier_svc.stream.sequence_traces import sequence_traces
 
 SECRET = "the password is swordfish"
 TOKENS = 20

@@ -12,9 +12,9 @@ from torch import Tensor
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
-from verifier_svc.engine.layer_pools import LayerPools, LayerShape
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows, plan_pass
 from verifier_svc.kernels.base import AttentionKernel, AttentionRule
+from verifier_svc.kernels.triton.layer_pools import LayerPools, LayerShape
 from verifier_svc.model.parallel.tensor_attention import TensorKernel
 
 NO_MOVES: IntArray = np.empty(0, np.int64)

@@ -14,10 +14,10 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray
-from verifier_svc.engine.layer_pools import LayerPools, LayerShape
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.kernels.base import AttentionRule, KernelLimitError
 from verifier_svc.kernels.triton.kernels import attend_items, join_parts, store_rows
+from verifier_svc.kernels.triton.layer_pools import LayerPools, LayerShape
 from verifier_svc.kernels.triton.plan import (
     ITEM_FIELDS,
     SPLIT,

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[4]
 OFF = """
 import sys
 from coppice.obs.otel import open_tracer, open_tracing
-import orchestrator.__main__, orchestrator.api.service, drafter_svc.__main__, verifier_svc.engine.sequence_traces
+import orchestrator.__main__, orchestrator.api.service, drafter_svc.__main__, verifier_svc.stream.sequence_traces
 assert open_tracer("x", {}) is None and open_tracing("x", {"TRACE_ROUNDS": "1"}) is None
 assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
 """

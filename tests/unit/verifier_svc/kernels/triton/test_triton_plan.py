@@ -9,8 +9,8 @@ import torch
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
-from verifier_svc.engine.layer_pools import LayerPools, LayerShape
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows, plan_pass, visibility
+from verifier_svc.kernels.triton.layer_pools import LayerPools, LayerShape
 from verifier_svc.kernels.triton.plan import MOST_PARTS, SPLIT, TILE_ROWS, Layout, PassBuffers, PassTensors
 
 SCRATCH = 9999
