@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick docs test clients peers fuzz families gpu lint format proto bench load faults soak kills attacks images conformance chart audit sbom lock configuration
+.PHONY: help setup demo quick docs test clients peers fuzz guided families gpu lint format proto bench load faults soak kills attacks images conformance chart audit sbom lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,13 @@ peers: setup ## Install llama.cpp and OpenVINO GenAI for coppice bench peers and
 fuzz: setup ## Strict mode against plain decoding over 20,000 tokens; 10,000 random bodies over HTTP
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	@$(BIN)/python -m tests.fuzz.http_bodies
+
+# Wheels for Linux and Python 3.11 and newer; built with a sanitizer of its own, so not among the tools of every day.
+GUIDED := atheris==3.0.0
+
+guided: setup ## A million inputs to every parser of a stranger's bytes, guided by the code that they reach
+	@$(BIN)/python -m pip install --quiet $(GUIDED)
+	@$(BIN)/python -m tests.fuzz.guided $(GUIDED_ARGS)
 
 families: setup ## Every family of models, from random checkpoints, through the fuzz of strict mode
 	@$(BIN)/python -m tests.families $(FAMILIES_ARGS)
