@@ -92,6 +92,10 @@ class SlowProxy:
         self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def leads_to(self, port: int) -> None:
+        """New connections go to another port; the others end by themselves."""
+        self._port = port
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[SlowProxy]:
         """Serve while the context is open."""
@@ -129,7 +133,10 @@ class SlowProxy:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free port that leaves room for a cluster's bus, 10,000 above."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port + 10_000 < 2**16:
+                return port

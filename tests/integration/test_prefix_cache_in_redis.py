@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -250,3 +251,75 @@ async def test_more_calls_than_connections_are_not_made(redis: RedisServer) -> N
     assert counts.errors == 0
     assert counts.skipped == 24
     assert proxy.num_connections <= 16
+
+
+async def test_a_redis_that_evicts_is_one_that_has_forgotten(redis: RedisServer) -> None:
+    async with redis.client() as own, orchestrator(redis.url) as (client, cache):
+        await answered(client, cache)
+        await own.config_set("maxmemory-policy", "allkeys-random")
+        for number in range(6):
+            # Just above what it holds: something of ours goes with each write.
+            used = (await own.info("memory"))["used_memory"]
+            await own.config_set("maxmemory", str(used))
+            await answered(client, cache, replace(OPTIONS, cache_salt=str(number)))
+        assert (await own.info("stats"))["evicted_keys"] > 0
+        assert cache.counts.invalid_values == 0
+        await own.config_set("maxmemory", "0")
+
+
+async def test_a_node_of_a_cluster_that_sends_elsewhere_fails_no_request() -> None:
+    """MOVED is an error of Redis like others: the one address of the settings is asked, and no other."""
+    clustered = ("--cluster-enabled", "yes")
+    async with redis_server(*clustered) as first, redis_server(*clustered) as second:
+        async with first.client() as own, second.client() as other:
+            await own.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+            await other.execute_command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+            await own.execute_command("CLUSTER", "MEET", "127.0.0.1", str(second.port))
+
+            async def is_whole() -> bool:
+                return b"cluster_state:ok" in await own.execute_command("CLUSTER", "INFO")
+
+            await until(is_whole)
+        async with orchestrator(first.url) as (client, cache):
+            for number in range(8):
+                await answered(client, cache, replace(OPTIONS, cache_salt=str(number)))
+            assert cache.counts.errors > 0
+
+
+async def test_a_replica_that_takes_over_is_used_with_what_it_has(redis: RedisServer) -> None:
+    """The address leads to the replica once the master is gone, as that of a managed Redis does."""
+    async with (
+        redis_server("--replicaof", f"127.0.0.1 {redis.port}") as replica,
+        replica.client() as own,
+        SlowProxy(redis.port, delay_s=0.0).running() as proxy,
+    ):
+        async with orchestrator(proxy.url) as (client, cache):
+            cold = await answered(client, cache)
+
+            async def has_copied() -> bool:
+                return await own.dbsize() > 0
+
+            await until(has_copied)
+            await redis.kill()
+            # Before it is promoted it takes nothing.
+            proxy.leads_to(replica.port)
+            await answered(client, cache, replace(OPTIONS, cache_salt="in between"))
+            await own.replicaof("NO", "ONE")
+            before, salts = await own.dbsize(), itertools.count()
+
+            async def takes() -> bool:
+                await answered(client, cache, replace(OPTIONS, cache_salt=f"after {next(salts)}"))
+                return await own.dbsize() > before
+
+            await until(takes)
+        # Another orchestrator is warm from what the master had been told.
+        async with orchestrator(proxy.url) as (client, cache):
+            warm = await answered(client, cache)
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Return as soon as something holds."""
+    async with asyncio.timeout(30):
+        while not await holds():  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.05)
