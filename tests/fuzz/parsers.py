@@ -114,7 +114,8 @@ def public_parser(chance: random.Random, run: Run) -> Parser:
             if not 0 < len(request.prompt_ids) < CONTEXT or not all(0 <= one < VOCAB for one in request.prompt_ids):
                 raise ParserError(f"a prompt of {len(request.prompt_ids)} tokens was taken")
 
-    return Parser(_messages(inference_pb2.GenerateRequest, chance), take)
+    seeds = [one.SerializeToString() for one in _drawn(inference_pb2.GenerateRequest, chance)]
+    return Parser(seeds, take)
 
 
 def verifier_parser(chance: random.Random, run: Run) -> Parser:
@@ -311,14 +312,22 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _messages(kind: type[Message], chance: random.Random) -> list[bytes]:
+def _drawn(kind: type[Message], chance: random.Random) -> list[Any]:
     drawn = [valid_message(kind, chance) if number % 2 else hostile(kind, chance) for number in range(_NUM_SEEDS)]
-    return [one.SerializeToString() for one in drawn if one is not None]
+    return [one for one in drawn if one is not None]
 
 
 def _streams(kind: type[Message], chance: random.Random) -> list[bytes]:
-    messages = _messages(kind, chance)
-    return [joined(chance.choices(messages, k=chance.randint(1, 4))) for _ in range(_NUM_SEEDS)]
+    """Streams of one or two sequences, which are opened first where the peer opens any."""
+    messages = _drawn(kind, chance)
+    opening = [one for one in messages if one.WhichOneof("event") == "open"] or messages
+    seeds = []
+    for _ in range(_NUM_SEEDS):
+        stream = [chance.choice(opening), *chance.choices(messages, k=chance.randint(1, 5))]
+        for one in stream:
+            one.sequence_id = chance.choice((1, 1, 1, 2))
+        seeds.append(joined([one.SerializeToString() for one in stream]))
+    return seeds
 
 
 def _conversations(chance: random.Random) -> list[bytes]:
