@@ -76,7 +76,7 @@ async def running(
     async with contextlib.AsyncExitStack() as stack:
         # First, so that its errors show before any wait for a verifier.
         authentication = _authentication(stack, config)
-        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_peers, dial)
+        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_peers, dial, config.target_revision)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
         drafters = await _drafters(stack, config, verifiers.info, to_peers, dial)

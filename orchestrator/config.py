@@ -36,6 +36,11 @@ class Config(ServiceSettings):
     verifier_address: Annotated[
         str, Rule("HOST:PORT, or several different ones separated by commas, for example 127.0.0.1:50051", _distinct)
     ] = Field(description="Address of the verifier, or of several verifiers of one model.")
+    target_revision: str = Field(
+        default="",
+        description="Serve what verifiers of this `TARGET_REVISION` serve, also while most are still older ones; "
+        "empty: what most verifiers serve.",
+    )
     drafter_addresses: Annotated[
         tuple[str, ...], BeforeValidator(parts), Rule("HOST:PORT, separated by commas", lambda _: True)
     ] = Field(default=(), description="Addresses of the drafters.")

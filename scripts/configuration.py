@@ -36,6 +36,7 @@ SERVICES: dict[str, type[Settings]] = {
 SET_BY_THE_CHART = {
     "LISTEN_ADDRESS",
     "VERIFIER_ADDRESS",
+    "TARGET_REVISION",
     "DRAFTER_ADDRESSES",
     "DRAFTER_KIND",
     "METRICS_PORT",

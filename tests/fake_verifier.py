@@ -38,6 +38,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     tokenizer_fingerprint: str = FINGERPRINT
     dtype: str = "float32"
     serving_fingerprint: str = "serving"
+    target_revision: str = ""
     exactness: sampling_pb2.Exactness = sampling_pb2.EXACTNESS_STRICT
     pass_s: float = 0.001
     # What it says of its passes, whatever they take.
@@ -90,6 +91,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             instance_id=self.instance_id,
             dtype=self.dtype,
             serving_fingerprint=self.serving_fingerprint,
+            target_revision=self.target_revision,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802

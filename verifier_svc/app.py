@@ -61,7 +61,7 @@ def new_servicer(
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
-    return engine, VerifierServicer(engine, info, config.max_nodes, runs_on, observe)
+    return engine, VerifierServicer(engine, info, config.max_nodes, runs_on, observe, config.target_revision)
 
 
 async def serve(

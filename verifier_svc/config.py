@@ -26,6 +26,9 @@ class VerifierConfig(ServiceSettings):
     model: Annotated[str, Rule("a checkpoint directory or hub id", bool)] = Field(
         description="The target: a checkpoint directory or a hub id."
     )
+    target_revision: str = Field(
+        default="", description="Name of this state of the target, for orchestrators that ask for it."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the target runs; `auto` takes a GPU if there is one."
     )

@@ -36,6 +36,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         max_nodes: int,
         hardware: str = "",
         observe: Sequence[Callable[[], StreamObserver]] = (),
+        target_revision: str = "",
     ) -> None:
         """`observe` are factories of observers, called for every stream."""
         self._observe = observe
@@ -43,6 +44,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._info = info
         self._max_nodes = max_nodes
         self._hardware = hardware
+        self._target_revision = target_revision
         self._instance_id = secrets.token_hex(_INSTANCE_ID_BYTES)
         self._streams = itertools.count()
         self._open: set[VerifyStream] = set()
@@ -95,6 +97,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             quantization=info.quantization,
             weights_fingerprint=info.weights_fingerprint,
             serving_fingerprint=info.serving_fingerprint,
+            target_revision=self._target_revision,
         )
 
     @unary

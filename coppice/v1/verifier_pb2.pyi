@@ -196,7 +196,7 @@ class VerifierServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierServiceDescribeResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple", "hardware", "instance_id", "redraft_nodes", "feature_size", "dtype", "weights_fingerprint", "serving_fingerprint", "lookup_nodes", "feature_layers", "feature_layer_size", "quantization", "head_nodes")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple", "hardware", "instance_id", "redraft_nodes", "feature_size", "dtype", "weights_fingerprint", "serving_fingerprint", "lookup_nodes", "feature_layers", "feature_layer_size", "quantization", "head_nodes", "target_revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class VerifierServiceDescribeResponse(_message.Message):
     FEATURE_LAYER_SIZE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     HEAD_NODES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -245,7 +246,8 @@ class VerifierServiceDescribeResponse(_message.Message):
     feature_layer_size: int
     quantization: str
     head_nodes: int
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ..., hardware: _Optional[str] = ..., instance_id: _Optional[str] = ..., redraft_nodes: _Optional[int] = ..., feature_size: _Optional[int] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., lookup_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_layer_size: _Optional[int] = ..., quantization: _Optional[str] = ..., head_nodes: _Optional[int] = ...) -> None: ...
+    target_revision: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ..., hardware: _Optional[str] = ..., instance_id: _Optional[str] = ..., redraft_nodes: _Optional[int] = ..., feature_size: _Optional[int] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., serving_fingerprint: _Optional[str] = ..., lookup_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_layer_size: _Optional[int] = ..., quantization: _Optional[str] = ..., head_nodes: _Optional[int] = ..., target_revision: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -88,6 +88,15 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Name of the target's state: another one wherever pods with other weights, numbers or images may serve other tokens. */}}
+{{- define "coppice.targetRevision" -}}
+{{- $own := .Values.verifier -}}
+{{- $config := pick $own.config "MODEL" "DTYPE" "QUANTIZATION" "EXACTNESS" -}}
+{{- $image := include "coppice.image" (list . $own.image) -}}
+{{- $parts := list $image $config $own.weights $own.initContainers $own.extraEnv $own.envFrom -}}
+{{ default ($parts | toJson | sha256sum | trunc 12) $own.targetRevision }}
+{{- end }}
+
 {{/* What a drafter has, as JSON: (list . entry-of-drafters). */}}
 {{- define "coppice.drafter" -}}
 {{- include "coppice.over" (list (index . 0).Values.drafterDefaults (index . 1)) -}}

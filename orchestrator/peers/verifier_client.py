@@ -74,6 +74,7 @@ class VerifierInfo:
     quantization: str = ""
     weights_fingerprint: str = ""
     serving_fingerprint: str = ""
+    target_revision: str = ""
 
 
 class VerifierHandler(Protocol):
@@ -350,6 +351,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         quantization=described.quantization,
         weights_fingerprint=described.weights_fingerprint,
         serving_fingerprint=described.serving_fingerprint,
+        target_revision=described.target_revision,
     )
 
 

@@ -36,8 +36,11 @@ class VerifierPool:
         resume_s: float,
         certificates: Certificates | None = None,
         dial: Dial = dial,
+        revision: str = "",
     ) -> None:
+        """With a `revision` the model served here is that of verifiers with this TARGET_REVISION."""
         self._resume_s = resume_s
+        self._revision = revision
         # Every verifier, connected or not.
         self.clients = tuple(VerifierClient(address, self, certificates, dial) for address in addresses)
         self._prefixes = {client: PrefixMemory() for client in self.clients}
@@ -83,7 +86,7 @@ class VerifierPool:
         return ["a verifier: serves something else than the others"] * refused
 
     async def connect(self, timeout_s: float) -> None:
-        """Connect for the first time. The model served here is that of most verifiers that answer soon.
+        """Connect for the first time. The model served here is that of most verifiers of the revision that answer soon.
 
         Raises:
             UnavailableError: no verifier connected within `timeout_s`.
@@ -133,8 +136,15 @@ class VerifierPool:
         self._waiting.pop(handler, None)
 
     def check(self, client: VerifierClient, info: VerifierInfo) -> None:
-        """Refuse a verifier whose outputs may differ from the others'."""
-        if self._info is None or not (differences := _differences(info, self._info)):
+        """Refuse a verifier whose outputs may differ from the others', and at first all of another revision."""
+        if self._info is not None:
+            differences = _differences(info, self._info)
+        elif self._revision not in ("", info.target_revision):
+            # Its successor is still to come, and may serve the same.
+            differences = [f"target_revision {info.target_revision!r} instead of {self._revision!r}"]
+        else:
+            return
+        if not differences:
             return
         error = IncompatibleError(
             f"the verifier {client.address} does not serve what is served here: {', '.join(differences)}"

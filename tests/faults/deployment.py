@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coppice.checkpoints.catalogue import local_model
 from coppice.cli.child import Child
 from orchestrator.app import running
 from orchestrator.config import Config
@@ -39,6 +40,9 @@ CACHE_MIB = 8
 PREFIX_MIB = 4
 # Enough for two long sequences of this context or for several short ones: blocks run out.
 MAX_SEQUENCES = 16
+# Head of the chat model, and a KV cache in which its sequences preempt each other.
+HEAD = Path(__file__).resolve().parents[2] / "models" / "eagle-smollm2"
+TARGET_CACHE_MIB = 48
 MAX_REQUESTS = 48
 GRACE_S = 5
 
@@ -57,6 +61,10 @@ class Service:
         self._wanted = False
         self.is_up = False
         self.alarms = Alarms(name)
+
+    def change(self, **env: str) -> None:
+        """Give it other settings from its next start on."""
+        self._env |= env
 
     @property
     def pid(self) -> int:
@@ -122,18 +130,27 @@ class Deployment:
 
 
 @contextlib.asynccontextmanager
-async def deployed(seed: int) -> AsyncIterator[Deployment]:
-    """Two verifiers, two drafters and a Redis behind proxies, an orchestrator, a gateway; one process each."""
+async def deployed(seed: int, target: str = "") -> AsyncIterator[Deployment]:
+    """Two verifiers, two drafters and a Redis behind proxies, an orchestrator, a gateway; one process each.
+
+    They serve a tiny random model, or `target` with its bundled head in the verifiers and as drafters.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_checkpoint(directory, CONTEXT)
-        common = {"MODEL": str(directory), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": str(GRACE_S)}
-        limits = {"KV_CACHE_MIB": "1", "MAX_SEQUENCES": str(MAX_SEQUENCES)}
+        common = {"DEVICE": "cpu", "THREADS": "1", "GRACE_S": str(GRACE_S)}
+        verifies = {**common, "MAX_SEQUENCES": str(MAX_SEQUENCES)}
+        drafts = {**common, "PREFIX_MIB": str(PREFIX_MIB)}
+        if target:
+            model = local_model(target)
+            verifies |= {"MODEL": model, "EAGLE_HEAD": str(HEAD), "KV_CACHE_MIB": str(TARGET_CACHE_MIB)}
+            drafts |= {"MODEL": str(HEAD), "DRAFTER_KIND": "eagle", "TARGET_MODEL": model}
+        else:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            write_checkpoint(directory, CONTEXT)
+            verifies |= {"MODEL": str(directory), "KV_CACHE_MIB": "1"}
+            drafts |= {"MODEL": str(directory)}
         redis = await stack.enter_async_context(redis_server())
-        back = [Service(f"verifier {number}", "verifier_svc", {**common, **limits}) for number in (1, 2)]
-        back += [
-            Service(f"drafter {number}", "drafter_svc", {**common, "PREFIX_MIB": str(PREFIX_MIB)}) for number in (1, 2)
-        ]
+        back = [Service(f"verifier {number}", "verifier_svc", verifies) for number in (1, 2)]
+        back += [Service(f"drafter {number}", "drafter_svc", drafts) for number in (1, 2)]
         targets = {service.name: service.address for service in back} | {"redis": f"{LOCAL}:{redis.port}"}
         proxies = {name: await _proxy(stack, address, seed) for name, address in targets.items()}
         env = {

@@ -32,9 +32,9 @@ CONTEXT = 64
 MAX_NODES = 8
 
 
-def write_checkpoint(directory: Path, context: int = CONTEXT) -> None:
+def write_checkpoint(directory: Path, context: int = CONTEXT, seed: int = 0) -> None:
     """A tiny random model of bytes that both a verifier, with grammars, and a drafter can load."""
-    tiny_llama(vocab_size=VOCAB, max_context_tokens=context, eos_token_id=EOS).save_pretrained(directory)
+    tiny_llama(vocab_size=VOCAB, max_context_tokens=context, seed=seed, eos_token_id=EOS).save_pretrained(directory)
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_buffer(TOKENIZER_JSON)).save_pretrained(directory)
     (directory / "drafter.json").write_text(json.dumps({"sigmas": {"0": 0.7}, "acceptance_by_rank": [0.5, 0.25]}))
 

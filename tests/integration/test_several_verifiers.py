@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice.client import Client, Options, RequestFailedError
+from coppice.core.errors import UnavailableError
 from coppice.v1 import sampling_pb2, verifier_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
@@ -353,6 +354,29 @@ async def test_a_verifier_that_comes_back_with_another_model_is_refused_and_with
         await services.revive(0)
         await eventually(lambda: orchestrator.verifiers.num_usable == 2)
         assert not (await client.model_info()).refusals
+
+
+async def test_the_target_is_that_of_the_wanted_revision_whatever_most_serve() -> None:
+    old = [FakeVerifier(model="old", target_revision="1"), FakeVerifier(model="old", target_revision="1")]
+    new = FakeVerifier(model="new", target_revision="2")
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(serving(one)) for one in (*old, new)]
+        config = Config(verifier_address=",".join(addresses), target_revision="2", connect_timeout_s=10, grace_s=0)
+        orchestrator = await stack.enter_async_context(running(config))
+        client = await stack.enter_async_context(Client(orchestrator.address))
+        assert (await client.model_info()).model == "new"
+        assert len((await client.generate(PROMPT, Options(max_tokens=3))).token_ids) == 3
+        assert not any(one.opened for one in old)
+        # From here on what they serve counts, and not what it is called.
+        old[0].model = "new"
+        await eventually(lambda: orchestrator.verifiers.num_usable == 2)
+
+
+async def test_without_a_verifier_of_the_revision_nothing_is_served() -> None:
+    async with serving(FakeVerifier(target_revision="1")) as address:
+        config = Config(verifier_address=address, target_revision="2", connect_timeout_s=0.5, grace_s=0)
+        with pytest.raises(UnavailableError, match="target_revision '1' instead of '2'"):
+            await running(config).__aenter__()
 
 
 async def test_one_that_is_not_there_does_not_keep_the_others_from_serving() -> None:
