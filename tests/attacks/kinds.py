@@ -35,6 +35,8 @@ LEAST_S = {
     "unread": 15.0,
     "many-prompts": 15.0,
     "salts": 15.0,
+    "biases": 15.0,
+    "outputs": 15.0,
 }
 
 
@@ -99,6 +101,8 @@ _ALL: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "reflection": (message_attacks.reflection, MAX_FLOOD_RATIO),
     "tenants": (message_attacks.tenants, MAX_VALID_RATIO),
     "salts": (message_attacks.salts, MAX_VALID_RATIO),
+    "biases": (message_attacks.biases, MAX_VALID_RATIO),
+    "outputs": (message_attacks.outputs, MAX_VALID_RATIO),
     "greedy": (message_attacks.greedy, MAX_VALID_RATIO),
 }
 # Those that are also tried on the ports of verifier and drafter, as `verifier:NAME` and `drafter:NAME`.

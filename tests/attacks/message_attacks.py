@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from coppice.core.sampling import MAX_TOKEN_LIST
 from coppice.v1 import drafter_pb2, inference_pb2, tree_pb2, verifier_pb2
 from tests.attacks.http2 import (
     DATA,
@@ -41,6 +42,9 @@ NUM_GROUPS = 100_000
 NUM_WATCHERS, WATCHES_AT_ONCE, MAX_WATCHES, WATCH_HEADER_BYTES = 60, 4, 1_000, 3_650
 # Of tenants and salts, at once.
 NUM_DISTINCT = 200
+# Of the bundled target.
+VOCAB, CONTEXT = 4096, 2048
+NUM_BIASED, NUM_WIDE, NUM_OUTPUTS = 20, 8, 16
 PROMPT = "def add(a, b):\n    return"
 
 
@@ -269,6 +273,27 @@ def salts(attempt: Attempt) -> None:
         return b"salts", request.SerializeToString()
 
     _valid_calls(attempt, 4, NUM_DISTINCT // 4, make, pause_s=0.01)
+
+
+def biases(attempt: Attempt) -> None:
+    """Calls for 64 tokens, 20 at once, with as many biases as are allowed, or one for each token: those are refused."""
+
+    def make(number: int) -> tuple[bytes, bytes]:
+        request = inference_pb2.GenerateRequest.FromString(generate(64))
+        request.sampling.temperature = 1.0
+        for token in range(MAX_TOKEN_LIST if number % 2 else VOCAB):
+            request.sampling.logit_bias[token] = token % 7 / 10
+        return b"", request.SerializeToString()
+
+    made = [make(0), make(1)]
+    _valid_calls(attempt, 4, NUM_BIASED // 4, lambda number: made[number % 2], pause_s=0.01)
+
+
+def outputs(attempt: Attempt) -> None:
+    """Valid calls for 16 outputs of the longest context each, 8 at once."""
+    request = inference_pb2.GenerateRequest.FromString(generate(CONTEXT - 64))
+    request.num_outputs = NUM_OUTPUTS
+    _valid_calls(attempt, 4, NUM_WIDE // 4, lambda _: (b"", request.SerializeToString()))
 
 
 def _valid_calls(

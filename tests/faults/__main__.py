@@ -31,6 +31,10 @@ def main(
     kills: Annotated[bool, typer.Option(help="Whether verifiers and drafters are killed, too.")] = True,
     gap_s: Annotated[float, typer.Option(min=0.01, help="Mean time from one fault to the next.")] = 0.3,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same faults and messages.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Clients, of which every second one speaks HTTP.")] = 8,
+    target: Annotated[
+        str, typer.Option(help="smollm2-135m: disturb this target and its head, not a tiny random model.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Write what happened there, as JSON.")] = None,
 ) -> None:
     """Disturb a whole deployment under load, then fuzz the doors of all services; print what happened."""
@@ -44,8 +48,15 @@ def main(
     transformers_logging.disable_progress_bar()
     report, fuzzed, machine = Report(), {}, describe_machine()
     if faults or soak_minutes:
-        plan = Plan(num_faults=faults, least_s=soak_minutes * MINUTE_S, mean_gap_s=gap_s, kills=kills, seed=seed)
-        report = asyncio.run(disturbed(plan))
+        plan = Plan(
+            num_faults=faults,
+            least_s=soak_minutes * MINUTE_S,
+            mean_gap_s=gap_s,
+            num_clients=clients,
+            kills=kills,
+            seed=seed,
+        )
+        report = asyncio.run(disturbed(plan, target))
         show(report)
     if messages:
         fuzzed = asyncio.run(fuzz_all(messages, seed, report.violations))
@@ -62,12 +73,12 @@ def main(
     raise typer.Exit(bool(report.violations))
 
 
-async def disturbed(plan: Any) -> Any:
+async def disturbed(plan: Any, target: str) -> Any:
     """A run on processes of their own."""
     from tests.faults.deployment import deployed
     from tests.faults.run import fault_run
 
-    async with deployed(plan.seed) as deployment:
+    async with deployed(plan.seed, target) as deployment:
         return await fault_run(deployment, plan, typer.echo)
 
 

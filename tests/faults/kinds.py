@@ -26,7 +26,8 @@ HINTS = ("drafter 1", "drafter 2", "redis")
 SERVICES = ("verifier 1", "verifier 2", "drafter 1", "drafter 2")
 GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
 STORM, FLOOD = 30, 60
-LONG_STOPS_S = (1.0, 10.0)
+SILENCES_S = (1.0, 10.0)
+STOPS_S = (1.0, 10.0, 60.0)
 # What a server may answer to bytes that are no message: it is the caller's mistake, or the connection is gone.
 _ANSWERS_TO_GARBAGE = frozenset({"INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "OK"})
 _CLIENTS_TIMEOUT_S = 20.0
@@ -79,7 +80,7 @@ async def partitioned(fault: Fault, deployment: Deployment) -> None:
     proxy = deployment.proxies[fault.target]
     bad = (Link(stalled=True), Link())
     proxy.shape(*(bad if fault.chance.random() < 0.5 else bad[::-1]))
-    await asyncio.sleep(fault.chance.choice(LONG_STOPS_S))
+    await asyncio.sleep(fault.chance.choice(SILENCES_S))
     proxy.shape()
 
 
@@ -139,10 +140,10 @@ async def stopped(fault: Fault, deployment: Deployment) -> None:
 
 
 async def stopped_for_long(fault: Fault, deployment: Deployment) -> None:
-    """A process stands still for 1 or 10 seconds, which keepalive notices or not."""
+    """A process stands still for 1, 10 or 60 seconds, which keepalive notices or not."""
     service = deployment.services[fault.target]
     service.send(signal.SIGSTOP)
-    await asyncio.sleep(fault.chance.choice(LONG_STOPS_S))
+    await asyncio.sleep(fault.chance.choice(STOPS_S))
     service.send(signal.SIGCONT)
 
 

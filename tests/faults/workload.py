@@ -20,6 +20,8 @@ SLACK_S = 10.0
 SLOW_CHUNKS, SLOW_S = 12, 0.05
 # Statuses by which a deployment may fail a request that a fault has met. All else is wrong: no client made a mistake.
 EXCUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED"})
+# Plain decoding of one request of an undisturbed deployment, real models included.
+DRAW_S = 120.0
 _PAUSE_S = 0.02
 # Of the clients, every second one speaks HTTP where there is a gateway.
 HTTP_SHARE = 2
@@ -79,7 +81,7 @@ async def draw_cases(address: str, number: int, chance: random.Random) -> list[C
                 ignore_eos=True,
             )
             prompt = shared + own if chance.random() < 0.4 else own
-            answer = await client.generate(prompt, replace(options, speculation="off"), DEADLINE_S)
+            answer = await client.generate(prompt, replace(options, speculation="off"), DRAW_S)
             cases.append(Case(prompt, options, answer.token_ids))
     return cases
 
