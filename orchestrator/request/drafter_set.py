@@ -118,7 +118,11 @@ class DrafterSet:
         """Move the request to another drafter of the same kind."""
         gone.leave(self._members.pop(gone))
         self._reading.discard(gone)
-        if self._withheld_from.pop(gone, None) is None:
+        was_withheld = self._withheld_from.pop(gone, None) is not None
+        if other in self._members or other in self._unjoined:
+            # It was of another kind when the request began.
+            return
+        if not was_withheld:
             self._members[other] = other.join(self._handler)
             self._reading.add(other)
         else:

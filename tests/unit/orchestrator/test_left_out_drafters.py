@@ -156,3 +156,15 @@ async def test_where_the_only_one_that_was_asked_is_lost_there_is_nothing_to_cho
     one.a.stream._writer = None
     one.drafting.on_drafters_changed()
     assert one.planner.sources == ()
+
+
+async def test_a_drafter_that_changes_its_kind_is_not_joined_twice() -> None:
+    pair = Pair()
+    # Another program at the same address, or a byte that the network has changed.
+    pair.b.kind = "a"
+    pair.drafting.on_drafter_replaced(pair.a, pair.b)
+    assert (pair.a.num_sequences, pair.b.num_sequences) == (0, 1)
+    pair.drafting.on_drafter_replaced(pair.b, pair.a)
+    assert (pair.a.num_sequences, pair.b.num_sequences) == (1, 0)
+    pair.drafting.close()
+    assert (pair.a.num_sequences, pair.b.num_sequences) == (0, 0)
