@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 
-from coppice.core.errors import CoppiceError, IncompatibleError
-from coppice.net.rpc import run, stop_signal
+from coppice.core.errors import CoppiceError, IncompatibleError, UnavailableError
+from coppice.net.rpc import first_of, run, stop_signal
 from coppice.obs.logs import configure_logging
 from coppice.obs.otel import open_tracing
 from coppice.obs.timeline import Timeline, open_timeline
@@ -20,15 +20,21 @@ EXIT_MISCONFIGURED = 2
 
 
 async def serve(config: Config, tracing: Tracing | None, timeline: Timeline | None) -> None:
-    """Serve until a stop signal."""
+    """Serve until a stop signal.
+
+    Raises:
+        UnavailableError: verifiers were not reached in time, or serve another target by now.
+    """
     async with running(config, tracing, timeline) as orchestrator:
         sys.stdout.write(f"ready {orchestrator.address}\n")
         sys.stdout.flush()
-        await stop_signal()
+        await first_of(stop_signal(), orchestrator.verifiers.replaced())
     if tracing is not None:
         await asyncio.to_thread(tracing.tracer.close)
     if timeline is not None:
         timeline.write()
+    if orchestrator.verifiers.is_replaced:
+        raise UnavailableError("the verifiers serve another target now; the orchestrator has to be started again")
 
 
 def main() -> int:

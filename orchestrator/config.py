@@ -8,16 +8,19 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from coppice.net.service_settings import ServiceSettings
 from coppice.net.tls import ChannelTls, TlsError, settings_named
-from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, parts
+from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, is_address, parts
 
 # Sent to verifiers in microseconds, as 32 bits.
 MAX_SYNCHRONOUS_WAIT_S = 3600.0
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
-def _distinct(text: str) -> bool:
-    addresses = parts(text)
-    return 0 < len(addresses) == len(set(addresses))
+def _are_addresses(addresses: tuple[str, ...]) -> bool:
+    return len(addresses) == len(set(addresses)) and all(map(is_address, addresses))
+
+
+def _names_verifiers(text: str) -> bool:
+    return bool(parts(text)) and _are_addresses(parts(text))
 
 
 def _weights(text: Any) -> Any:
@@ -34,7 +37,8 @@ class Config(ServiceSettings):
     is_internal: ClassVar[bool] = False
 
     verifier_address: Annotated[
-        str, Rule("HOST:PORT, or several different ones separated by commas, for example 127.0.0.1:50051", _distinct)
+        str,
+        Rule("HOST:PORT, or several different ones separated by commas, for example 127.0.0.1:50051", _names_verifiers),
     ] = Field(description="Address of the verifier, or of several verifiers of one model.")
     target_revision: str = Field(
         default="",
@@ -42,7 +46,7 @@ class Config(ServiceSettings):
         "empty: what most verifiers serve.",
     )
     drafter_addresses: Annotated[
-        tuple[str, ...], BeforeValidator(parts), Rule("HOST:PORT, separated by commas", lambda _: True)
+        tuple[str, ...], BeforeValidator(parts), Rule("HOST:PORT, separated by commas", _are_addresses)
     ] = Field(default=(), description="Addresses of the drafters.")
     require_drafters: bool = Field(
         default=False, description="Stop at start if a drafter does not fit the target, or cannot be reached in time."

@@ -40,6 +40,9 @@
 {{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters. */}}
 {{- define "coppice.fullname" -}}
 {{- $release := default .Release.Name .Values.fullnameOverride -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $release) -}}
+{{- fail (printf "a release, or fullnameOverride, begins with a letter and has letters, digits and '-' only: not %q" $release) -}}
+{{- end -}}
 {{- with .Values.name -}}
 {{ $release | trunc (sub 27 (len .) | int) | trimSuffix "-" }}-{{ . }}
 {{- else -}}
@@ -50,7 +53,7 @@
 {{/* What selects all pods of a model. Never changes in a release's life. */}}
 {{- define "coppice.ours" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- with .Values.name }}
 coppice/model: {{ . | quote }}
 {{- end }}
@@ -88,13 +91,10 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* Name of the target's state: another one wherever pods with other weights, numbers or images may serve other tokens. */}}
+{{/* Name of the target's state: another one wherever verifiers may serve something else, or are given another name. */}}
 {{- define "coppice.targetRevision" -}}
-{{- $own := .Values.verifier -}}
-{{- $config := pick $own.config "MODEL" "DTYPE" "QUANTIZATION" "EXACTNESS" -}}
-{{- $image := include "coppice.image" (list . $own.image) -}}
-{{- $parts := list $image $config $own.weights $own.initContainers $own.extraEnv $own.envFrom -}}
-{{ default ($parts | toJson | sha256sum | trunc 12) $own.targetRevision }}
+{{- $own := pick .Values.verifier "targetRevision" "config" "weights" "initContainers" "extraEnv" "envFrom" "extraVolumes" "extraVolumeMounts" -}}
+{{ list (include "coppice.image" (list . .Values.verifier.image)) $own | toJson | sha256sum | trunc 12 }}
 {{- end }}
 
 {{/* What a drafter has, as JSON: (list . entry-of-drafters). */}}

@@ -155,6 +155,7 @@ class PeerStream(Generic[Request, Response]):
             self.refusal = None
             await self._converse()
         except grpc.aio.AioRpcError as error:
+            self.refusal = None
             return f"{error.code().name}: {(error.details() or '')[:_MOST_WORDS]}", self._end()
         except UnreadablePeerError:
             return "it sent an unreadable message", self._end()

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 
 from coppice.core.errors import IncompatibleError, OverloadedError, UnavailableError
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds to wait for the other verifiers' first answers, once one is connected.
 FIRST_ANSWERS_S = 3.0
+# How long every verifier that answers is refused until the target counts as replaced, and how often that is looked at.
+REPLACED_S, LOOK_S = 10.0, 1.0
 
 
 class VerifierPool:
@@ -53,6 +56,8 @@ class VerifierPool:
         self._waiting: dict[VerifierHandler, None] = {}
         self._giving_up: asyncio.TimerHandle | None = None
         self._lost = False
+        # Set once `replaced` has returned.
+        self.is_replaced = False
         # Sequences moved off lost verifiers.
         self.num_rehomed = 0
         self._changed = asyncio.Event()
@@ -86,7 +91,7 @@ class VerifierPool:
         return ["a verifier: serves something else than the others"] * refused
 
     async def connect(self, timeout_s: float) -> None:
-        """Connect for the first time. The model served here is that of most verifiers of the revision that answer soon.
+        """Connect for the first time. The target is that of most verifiers of the revision which answer soon.
 
         Raises:
             UnavailableError: no verifier connected within `timeout_s`.
@@ -110,6 +115,15 @@ class VerifierPool:
     async def changed(self) -> None:
         """Wait for the next change of the usable verifiers."""
         await self._changed.wait()
+
+    async def replaced(self) -> None:
+        """Wait until the target has been replaced: no verifier serves it, and those that answer serve another one."""
+        since_s, now_s = math.inf, asyncio.get_running_loop().time
+        while now_s() - since_s < REPLACED_S:
+            await asyncio.sleep(LOOK_S)
+            is_replaced = self._lost and any(client.stream.refusal is not None for client in self.clients)
+            since_s = min(since_s, now_s()) if is_replaced else math.inf
+        self.is_replaced = True
 
     async def close(self) -> None:
         """Close all streams; open sequences fail."""
@@ -136,19 +150,20 @@ class VerifierPool:
         self._waiting.pop(handler, None)
 
     def check(self, client: VerifierClient, info: VerifierInfo) -> None:
-        """Refuse a verifier whose outputs may differ from the others', and at first all of another revision."""
-        if self._info is not None:
-            differences = _differences(info, self._info)
-        elif self._revision not in ("", info.target_revision):
-            # Its successor is still to come, and may serve the same.
-            differences = [f"target_revision {info.target_revision!r} instead of {self._revision!r}"]
+        """Refuse a verifier whose outputs may differ from the others'; the first one, if it has another revision."""
+        if self._info is None:
+            if self._revision in ("", info.target_revision):
+                return
+            error = IncompatibleError(
+                f"the verifier {client.address} has the target revision {info.target_revision!r}, and "
+                f"{self._revision!r} is wanted"
+            )
+        elif differences := _differences(info, self._info):
+            error = IncompatibleError(
+                f"the verifier {client.address} does not serve what is served here: {', '.join(differences)}"
+            )
         else:
             return
-        if not differences:
-            return
-        error = IncompatibleError(
-            f"the verifier {client.address} does not serve what is served here: {', '.join(differences)}"
-        )
         if str(error) != str(client.stream.refusal):
             logger.error("%s", error)
         raise error
@@ -236,7 +251,9 @@ class VerifierPool:
 
     def _absence(self, timeout_s: float) -> str:
         parts = [
-            f"the verifier {client.address} was not reached within {timeout_s:g} s "
+            str(client.stream.refusal)
+            if client.stream.refusal
+            else f"the verifier {client.address} was not reached within {timeout_s:g} s "
             f"({client.stream.last_failure or 'no answer'})"
             for client in self.clients
         ]
@@ -258,12 +275,11 @@ def _preference(instance_id: str, digests: Sequence[bytes]) -> bytes:
 
 
 def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
-    """Differences that could change outputs, in words."""
+    """Differences that could change outputs or end them early, in words."""
     names = (
         "model",
         "tokenizer_fingerprint",
         "vocab_size",
-        "max_context_tokens",
         "eos_token_ids",
         "exactness",
         "dtype",
@@ -275,6 +291,8 @@ def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
         for name in names
         if getattr(info, name) != getattr(reference, name)
     ]
+    if info.max_context_tokens < reference.max_context_tokens:
+        different.append(f"max_context_tokens {info.max_context_tokens} instead of {reference.max_context_tokens}")
     if missing := set(reference.acceptance_rules) - set(info.acceptance_rules):
         different.append(f"without acceptance_rules {sorted(missing)}")
     return different
@@ -282,4 +300,9 @@ def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
 
 def _most_common(clients: Sequence[VerifierClient]) -> VerifierClient:
     """The first verifier that agrees with most others."""
-    return max(clients, key=lambda client: sum(not _differences(other.info, client.info) for other in clients))
+
+    def num_alike(client: VerifierClient) -> int:
+        infos = [other.info for other in clients]
+        return sum(not (_differences(info, client.info) or _differences(client.info, info)) for info in infos)
+
+    return max(clients, key=num_alike)

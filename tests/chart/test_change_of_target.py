@@ -38,27 +38,31 @@ def test_orchestrators_ask_for_the_revision_that_verifiers_have(profile: str) ->
         {"image": {"digest": "sha256:" + 64 * "0"}},
         {"weights": {"persistentVolumeClaim": {"claimName": "another"}}},
         {"extraEnv": [{"name": "MODEL", "value": "/weights/another"}]},
-        {"targetRevision": "of my own"},
+        {"extraVolumes": [{"name": "mine", "emptyDir": {}}]},
+        # A longer context is another limit of requests.
+        {"config": {"KV_CACHE_MIB": 2048}},
+        {"targetRevision": "2"},
     ],
     ids=str,
 )
-def test_what_may_change_tokens_changes_it(verifier: dict[str, Any]) -> None:
+def test_what_may_change_answers_changes_it(verifier: dict[str, Any]) -> None:
     assert revision({"verifier": verifier}) != revision({})
 
 
 @pytest.mark.parametrize(
     "verifier",
-    [{"replicas": 3}, {"config": {"KV_CACHE_MIB": 2048, "MAX_QUEUED": 8}}, {"resources": {}}, {"minReadySeconds": 5}],
+    [{"replicas": 3}, {"resources": {}}, {"minReadySeconds": 5}, {"podLabels": {"team": "a"}}],
     ids=str,
 )
-def test_what_changes_no_token_does_not(verifier: dict[str, Any]) -> None:
+def test_what_changes_no_answer_does_not(verifier: dict[str, Any]) -> None:
     assert revision({"verifier": verifier}) == revision({})
 
 
-def test_a_revision_may_be_given() -> None:
-    assert revision({"verifier": {"targetRevision": "of my own"}}) == "of my own"
+def test_a_revision_of_ones_own_does_not_hide_other_changes() -> None:
+    own = {"targetRevision": "2"}
+    assert revision({"verifier": own}) != revision({"verifier": {**own, "image": {"tag": "another"}}})
 
 
 def test_a_new_replica_serves_a_while_before_the_next_old_one_stops() -> None:
     [verifier] = [one for one in of_kind(rendered("default"), "StatefulSet") if component(one) == "verifier"]
-    assert verifier["spec"]["minReadySeconds"] == 30
+    assert verifier["spec"]["minReadySeconds"] == 60

@@ -22,7 +22,7 @@ NUM_CLIENTS, NUM_CASES, NUM_TOKENS = 4, 12, 40
 TIMEOUT_S = 60.0
 # Of requests that go on at the old orchestrator, and at verifiers, after they were told to stop.
 GRACE_S = "10"
-AFTERWARDS_S = 2.0
+MIN_READY_S = AFTERWARDS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,18 @@ class Load:
     async def run(self, seed: int) -> None:
         chance = random.Random(seed)
         while not self.is_over:
-            request = chance.choice(self.requests)
-            async with Client(self.address) as client:
-                try:
-                    answer = await client.generate(request.prompt, request.options, TIMEOUT_S)
-                except RequestFailedError as error:
-                    self.lost.append(str(error))
-                else:
-                    self.answers.append((request, answer.token_ids))
+            address = self.address
+            async with Client(address) as client:
+                while address == self.address and not self.is_over:
+                    await self._ask(client, chance.choice(self.requests))
+
+    async def _ask(self, client: Client, request: Request) -> None:
+        try:
+            answer = await client.generate(request.prompt, request.options, TIMEOUT_S)
+        except RequestFailedError as error:
+            self.lost.append(str(error))
+        else:
+            self.answers.append((request, answer.token_ids))
 
 
 def drawn_requests() -> list[Request]:
@@ -76,44 +80,52 @@ async def plain_answers(address: str, requests: Sequence[Request]) -> dict[Reque
 
 
 async def roll_out(
-    load: Load, verifiers: Sequence[Service], before: Service, after: Service, state: dict[str, str]
+    load: Load, verifiers: Sequence[Service], before: Service, after: Service, settings: dict[str, str]
 ) -> None:
-    """Replace verifiers and orchestrator while requests come; `state` are the verifiers' new settings."""
+    """Replace verifiers and orchestrator while requests come; `settings` are the verifiers' new ones."""
     coming = asyncio.create_task(after.start())
     await verifiers[1].stop()
     # The other verifier still serves the old target, and the new orchestrator does not take it.
     await asyncio.sleep(AFTERWARDS_S)
     assert not coming.done()
-    verifiers[1].change(**state)
+    verifiers[1].change(**settings)
     await verifiers[1].start()
     await coming
     load.address = after.address
-    await before.stop()
+    ending = asyncio.create_task(before.stop())
+    # Requests that the old orchestrator still has go on at the old verifier, also while that ends.
+    await asyncio.sleep(MIN_READY_S)
     await verifiers[0].stop()
-    verifiers[0].change(**state)
-    await verifiers[0].start()
+    verifiers[0].change(**settings)
+    await asyncio.gather(ending, verifiers[0].start())
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 async def test_each_answer_is_of_one_target_and_none_is_lost(tmp_path: Path) -> None:
-    states: list[dict[str, str]] = []
+    settings: list[dict[str, str]] = []
     for revision in ("old", "new"):
-        write_checkpoint(tmp_path / revision, seed=len(states))
-        states.append({"MODEL": str(tmp_path / revision), "TARGET_REVISION": revision})
+        write_checkpoint(tmp_path / revision, seed=len(settings))
+        settings.append({"MODEL": str(tmp_path / revision), "TARGET_REVISION": revision})
     common = {"DEVICE": "cpu", "THREADS": "1", "KV_CACHE_MIB": "1", "GRACE_S": GRACE_S}
-    verifiers = [Service(f"verifier {number}", "verifier_svc", {**common, **states[0]}) for number in (1, 2)]
-    of_all = {"VERIFIER_ADDRESS": ",".join(one.address for one in verifiers), "GRACE_S": GRACE_S}
-    before = Service("old orchestrator", "orchestrator", {**of_all, "TARGET_REVISION": "old"})
-    of_all["CONNECT_TIMEOUT_S"] = "120"
-    after = Service("new orchestrator", "orchestrator", {**of_all, "TARGET_REVISION": "new"})
+    verifiers = [Service(f"verifier {number}", "verifier_svc", {**common, **settings[0]}) for number in (1, 2)]
+    addresses = {"VERIFIER_ADDRESS": ",".join(one.address for one in verifiers)}
+    before, after = (
+        Service(
+            f"{revision} orchestrator",
+            "orchestrator",
+            {**addresses, "GRACE_S": GRACE_S, "CONNECT_TIMEOUT_S": "120", "TARGET_REVISION": revision},
+        )
+        for revision in ("old", "new")
+    )
+    load, clients = Load("", drawn_requests()), []
     try:
         await asyncio.gather(*(one.start() for one in verifiers))
         await before.start()
-        load = Load(before.address, drawn_requests())
+        load.address = before.address
         old = await plain_answers(before.address, load.requests)
-        clients = [asyncio.create_task(load.run(seed)) for seed in range(NUM_CLIENTS)]
-        await roll_out(load, verifiers, before, after, states[1])
+        clients += [asyncio.create_task(load.run(seed)) for seed in range(NUM_CLIENTS)]
+        await roll_out(load, verifiers, before, after, settings[1])
         await asyncio.sleep(AFTERWARDS_S)
         load.is_over = True
         await asyncio.gather(*clients)
@@ -121,6 +133,9 @@ async def test_each_answer_is_of_one_target_and_none_is_lost(tmp_path: Path) -> 
             assert (await client.model_info()).num_verifiers == 2
         new = await plain_answers(after.address, load.requests)
     finally:
+        load.is_over = True
+        for client_task in clients:
+            client_task.cancel()
         await asyncio.gather(*(service.stop() for service in (*verifiers, before, after)))
     assert load.lost == []
     assert all(old[request] != new[request] for request in load.requests)

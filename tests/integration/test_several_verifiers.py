@@ -18,9 +18,10 @@ from coppice.core.errors import UnavailableError
 from coppice.v1 import sampling_pb2, verifier_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
+from orchestrator.peers import verifier_pool
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving, wrong
-from tests.toy_target import babble, plain
+from tests.toy_target import CONTEXT, babble, plain
 
 PROMPT = [ord(character) for character in "def "]
 COUNT = 60
@@ -372,10 +373,51 @@ async def test_the_target_is_that_of_the_wanted_revision_whatever_most_serve() -
         await eventually(lambda: orchestrator.verifiers.num_usable == 2)
 
 
+async def test_a_verifier_with_a_longer_context_is_taken() -> None:
+    verifiers = [FakeVerifier(), FakeVerifier()]
+    async with fleet(*verifiers) as (services, _, orchestrator):
+        for verifier, context in zip(verifiers, (2 * CONTEXT, CONTEXT // 2), strict=True):
+            index = verifiers.index(verifier)
+            await services.kill(index)
+            verifier.max_context_tokens = context
+            await services.revive(index)
+        await eventually(lambda: bool(orchestrator.verifiers.refusals()))
+        assert [client.address for client in orchestrator.verifiers.clients if client.stream.refusal] == [
+            services.addresses[1]
+        ]
+        await eventually(lambda: orchestrator.verifiers.num_usable == 1)
+
+
+async def test_it_ends_where_the_target_has_been_replaced_and_not_where_verifiers_are_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verifier_pool, "REPLACED_S", 0.5)
+    monkeypatch.setattr(verifier_pool, "LOOK_S", 0.05)
+    verifiers = [FakeVerifier(), FakeVerifier()]
+    async with fleet(*verifiers, resume_s=0.2) as (services, _, orchestrator):
+        replaced = asyncio.create_task(orchestrator.verifiers.replaced())
+        verifiers[0].model = "another"
+        await services.kill(0)
+        await services.revive(0)
+        # One still serves what is served here.
+        await eventually(lambda: bool(orchestrator.verifiers.refusals()))
+        await asyncio.sleep(1.0)
+        assert not replaced.done()
+        # None does, but none says that it serves another target.
+        await services.kill(0)
+        await eventually(lambda: not orchestrator.verifiers.refusals())
+        await services.kill(1)
+        await asyncio.sleep(1.0)
+        assert not replaced.done()
+        await services.revive(0)
+        await asyncio.wait_for(replaced, 20.0)
+        assert orchestrator.verifiers.is_replaced
+
+
 async def test_without_a_verifier_of_the_revision_nothing_is_served() -> None:
     async with serving(FakeVerifier(target_revision="1")) as address:
         config = Config(verifier_address=address, target_revision="2", connect_timeout_s=0.5, grace_s=0)
-        with pytest.raises(UnavailableError, match="target_revision '1' instead of '2'"):
+        with pytest.raises(UnavailableError, match="has the target revision '1', and '2' is wanted"):
             await running(config).__aenter__()
 
 
