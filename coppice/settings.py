@@ -194,7 +194,7 @@ def limits_of(field: FieldInfo) -> dict[str, float]:
 def is_address(text: str) -> bool:
     """Whether a text is HOST:PORT."""
     host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and int(port) < 65536
+    return bool(host) and "/" not in host and port.isdecimal() and int(port) < 65536
 
 
 def parts(text: Any) -> Any:

@@ -64,18 +64,25 @@ class Conversation:
         self._speculation = "auto"
         self._stream: Stream | None = None
         self._is_stopped = False
+        self._has_failed = False
 
     async def run(self) -> None:
-        """Read lines and answer them until the input ends."""
+        """Read lines and answer them until the input ends.
+
+        Raises:
+            typer.Exit: an answer failed and no person has seen it, since lines come from a file or another command.
+        """
         if sys.stdin.isatty():
             typer.echo("/help lists the commands; Ctrl-D ends.", err=True)
         with _interrupts(self._stop):
             while (line := await asyncio.to_thread(_read_line)) is not None:
                 if line.startswith("/"):
                     if not self._obey(line):
-                        return
+                        break
                 elif line:
                     await self._answer(line)
+        if self._has_failed and not sys.stdin.isatty():
+            raise typer.Exit(1)
 
     def _obey(self, line: str) -> bool:
         """Carry out a command; whether the conversation goes on."""
@@ -112,6 +119,7 @@ class Conversation:
                 if isinstance(failure, asyncio.CancelledError):
                     raise
                 typer.echo(f"coppice: {failure}", err=True)
+                self._has_failed = True
                 return
             typer.echo(_dim("stopped"), err=True)
         finally:

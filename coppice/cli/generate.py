@@ -16,7 +16,9 @@ from coppice.cli.options import ServerOptions, refusing
 from coppice.cli.topology import running
 from coppice.client import ACCEPTANCE, Client, Options, build_chat_request, build_request
 from coppice.completion import Completion, outputs_json
+from coppice.core.errors import InvalidRequestError
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
+from coppice.core.sampling import SamplingParams
 from coppice.v1.inference_pb2 import GenerateRequest
 
 Prompt = str | list[int]
@@ -60,6 +62,8 @@ def generate(
         raise typer.BadParameter("give --json-schema or --regex, not both")
     if acceptance and acceptance not in ACCEPTANCE:
         raise typer.BadParameter(f"must be one of {', '.join(ACCEPTANCE)}", param_hint="--acceptance")
+    # Seen before a model is loaded for it.
+    _refuse_invalid(temperature=temperature, top_p=top_p)
     options = Options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -96,29 +100,50 @@ def generate(
 def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | None) -> Prompt:
     """The prompt that the options give.
 
-    Raises typer.BadParameter if not exactly one was given, or it cannot be read.
+    Raises typer.BadParameter if not exactly one was given, or it is empty or cannot be read.
     """
     if sum(given is not None for given in (prompt, prompt_file, token_ids)) != 1:
         raise typer.BadParameter("give exactly one of --prompt, --prompt-file and --token-ids")
-    if prompt is not None:
-        return prompt
+    given: Prompt = prompt or ""
     if prompt_file is not None:
-        return _read_file(prompt_file, "--prompt-file")
+        given = _read_file(prompt_file, "--prompt-file")
+    elif token_ids is not None:
+        given = _read_token_ids(token_ids)
+    if not given:
+        raise typer.BadParameter("the prompt must not be empty")
+    return given
+
+
+def _read_token_ids(text: str) -> list[int]:
     with refusing("--token-ids", ValueError):
-        ids = [int(part) for part in (token_ids or "").split(",") if part.strip()]
+        ids = [int(part) for part in text.split(",") if part.strip()]
     if any(not 0 <= token < 2**32 for token in ids):
         raise typer.BadParameter("token ids are unsigned 32-bit numbers", param_hint="--token-ids")
     return ids
 
 
+def _refuse_invalid(**numbers: float | None) -> None:
+    """Raise typer.BadParameter for a parameter of sampling, by its name, that no server would take."""
+    for name, number in numbers.items():
+        try:
+            SamplingParams(**({} if number is None else {name: number}))  # type: ignore[arg-type]
+        except InvalidRequestError as error:
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(str(error).partition(": ")[2], param_hint=option) from error
+
+
 def read_schema(file_or_text: str) -> str:
     """The text of a schema that is given itself, or as the name of its file.
 
-    Raises typer.BadParameter if the file cannot be read.
+    Raises typer.BadParameter if the file cannot be read, or what it holds is not JSON.
     """
-    if file_or_text.lstrip().startswith("{"):
-        return file_or_text
-    return _read_file(Path(file_or_text), "--json-schema")
+    is_text = file_or_text.lstrip().startswith("{")
+    text = file_or_text if is_text else _read_file(Path(file_or_text), "--json-schema")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"is not JSON: {error}", param_hint="--json-schema") from error
+    return text
 
 
 def _read_file(path: Path, option: str) -> str:

@@ -6,11 +6,13 @@ import asyncio
 import builtins
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
 import pytest
+import typer
 
 from coppice.cli.chat import Conversation
 from coppice.client import Chunk, Client, Options, RequestFailedError
@@ -118,7 +120,15 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 async def test_a_question_that_fails_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     client = await talk(["fail", "hello"], monkeypatch)
     messages, _ = client.asked[-1]
     assert messages == [("user", "hello")]
     assert "UNIMPLEMENTED: no chat template" in capsys.readouterr().err
+
+
+async def test_a_script_hears_of_a_question_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    with pytest.raises(typer.Exit) as ended:
+        await talk(["fail", "hello"], monkeypatch)
+    assert ended.value.exit_code == 1
