@@ -27,7 +27,7 @@ from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
-from verifier_svc.heap import release_memory
+from verifier_svc.heap import release_memory, start_again_if_compiled
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.parallel.sharded_target import Ranks
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -79,6 +79,8 @@ async def serve(
     """
     timeline = open_timeline("verifier", os.environ)
     engine, servicer = new_servicer(config, target, info, tracer, timeline)
+    if target.device.type == "cpu" and config.tensor_parallel == 1:
+        start_again_if_compiled()
     release_memory()
     name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
     sizes = SizeChecks({f"/{name}/Verify": request_sizes(info.max_context_tokens)})

@@ -77,6 +77,8 @@ class Engine:
             self.scheduler, self._outbox, self.counts, info, max_nodes, clock, self._commands.put
         )
         self.grammars = self._sequences.grammars
+        # Compiled here, so that no request waits.
+        warm_up(info.vocab_size)
         self._next_load_s = 0.0
         self._stopping = False
         self._on_death: Callable[[], object] | None = None
@@ -85,8 +87,6 @@ class Engine:
     def start(self, on_death: Callable[[], object] | None = None) -> None:
         """Start the model thread; it calls `on_death` if it ends without `stop`."""
         self._on_death = on_death
-        # Compiled here, so that no request waits.
-        warm_up(self._info.vocab_size)
         self._thread.start()
 
     def stop(self) -> None:

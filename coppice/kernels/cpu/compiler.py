@@ -12,12 +12,33 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Sums may be reordered and multiply-adds fused; infinities and NaN are kept.
 _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
+
+
+class Compilations(event.Listener):
+    """Counts functions that this process has compiled, which it does not when it finds machine code on disk."""
+
+    def __init__(self) -> None:
+        # Those whose machine code is kept on disk.
+        self.num_kept = 0
+
+    def on_start(self, event: Any) -> None:
+        """A function is about to be compiled."""
+        self.num_kept += event.data["dispatcher"].stats.cache_path is not None
+
+    def on_end(self, event: Any) -> None:
+        """It is compiled, or not."""
+
+
+COMPILATIONS = Compilations()
+_events: Any = event
+_events.register("numba:compile", COMPILATIONS)
 
 
 def compiled(function: Function) -> Function:
