@@ -8,19 +8,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from coppice.net.service_settings import ServiceSettings
 from coppice.net.tls import ChannelTls, TlsError, settings_named
-from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, is_address, parts
+from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, parts
 
 # Sent to verifiers in microseconds, as 32 bits.
 MAX_SYNCHRONOUS_WAIT_S = 3600.0
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
-def _are_addresses(addresses: tuple[str, ...]) -> bool:
-    return len(addresses) == len(set(addresses)) and all(map(is_address, addresses))
-
-
-def _names_verifiers(text: str) -> bool:
-    return bool(parts(text)) and _are_addresses(parts(text))
+def _distinct(text: str) -> bool:
+    addresses = parts(text)
+    return 0 < len(addresses) == len(set(addresses))
 
 
 def _weights(text: Any) -> Any:
@@ -38,7 +35,7 @@ class Config(ServiceSettings):
 
     verifier_address: Annotated[
         str,
-        Rule("HOST:PORT, or several different ones separated by commas, for example 127.0.0.1:50051", _names_verifiers),
+        Rule("HOST:PORT, or several different ones separated by commas, for example 127.0.0.1:50051", _distinct),
     ] = Field(description="Address of the verifier, or of several verifiers of one model.")
     target_revision: str = Field(
         default="",
@@ -46,7 +43,7 @@ class Config(ServiceSettings):
         "empty: what most verifiers serve.",
     )
     drafter_addresses: Annotated[
-        tuple[str, ...], BeforeValidator(parts), Rule("HOST:PORT, separated by commas", _are_addresses)
+        tuple[str, ...], BeforeValidator(parts), Rule("HOST:PORT, separated by commas", lambda _: True)
     ] = Field(default=(), description="Addresses of the drafters.")
     require_drafters: bool = Field(
         default=False, description="Stop at start if a drafter does not fit the target, or cannot be reached in time."
