@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds to wait for the other verifiers' first answers, once one is connected.
 FIRST_ANSWERS_S = 3.0
-# How long every verifier that answers is refused until the target counts as replaced, and how often that is looked at.
+# How long there is none but refused verifiers until the target counts as replaced, and how often that is looked at.
 REPLACED_S, LOOK_S = 10.0, 1.0
 
 
@@ -50,8 +50,9 @@ class VerifierPool:
         # Number of the last choice of each: among equals, the one chosen longest ago is next.
         self._turns = dict.fromkeys(self.clients, 0)
         self._turn = itertools.count(1)
-        # Connected, with the model served here.
+        # Connected, with the model served here; and the most of these at once.
         self._usable: list[VerifierClient] = []
+        self._most_usable = 0
         # Sequences that wait for a verifier, in order.
         self._waiting: dict[VerifierHandler, None] = {}
         self._giving_up: asyncio.TimerHandle | None = None
@@ -117,11 +118,14 @@ class VerifierPool:
         await self._changed.wait()
 
     async def replaced(self) -> None:
-        """Wait until the target has been replaced: no verifier serves it, and those that answer serve another one."""
+        """Wait until the target has been replaced: none serves it, and as many as ever did at once serve another one.
+
+        A single odd verifier does not replace others that are away for a while.
+        """
         since_s, now_s = math.inf, asyncio.get_running_loop().time
         while now_s() - since_s < REPLACED_S:
             await asyncio.sleep(LOOK_S)
-            is_replaced = self._lost and any(client.stream.refusal is not None for client in self.clients)
+            is_replaced = self._lost and len(self.refusals()) >= self._most_usable
             since_s = min(since_s, now_s()) if is_replaced else math.inf
         self.is_replaced = True
 
@@ -178,6 +182,8 @@ class VerifierPool:
         if self._giving_up is not None:
             self._giving_up.cancel()
         self._usable.append(client)
+        if self._info is not None:
+            self._most_usable = max(self._most_usable, len(self._usable))
         waiting, self._waiting = list(self._waiting), {}
         for handler in waiting:
             self._place(handler)
@@ -216,6 +222,7 @@ class VerifierPool:
                 # The next handshake reports the difference.
                 self._usable.remove(other)
                 other.stream.drop()
+        self._most_usable = len(self._usable)
 
     def _place(self, handler: VerifierHandler) -> None:
         if not self._usable:
@@ -250,13 +257,11 @@ class VerifierPool:
             handler.on_failed(UnavailableError("the verifier was lost and did not come back in time"))
 
     def _absence(self, timeout_s: float) -> str:
-        parts = [
-            str(client.stream.refusal)
-            if client.stream.refusal
-            else f"the verifier {client.address} was not reached within {timeout_s:g} s "
-            f"({client.stream.last_failure or 'no answer'})"
-            for client in self.clients
-        ]
+        parts = []
+        for client in self.clients:
+            reason = client.stream.last_failure or "no answer"
+            missed = f"the verifier {client.address} was not reached within {timeout_s:g} s ({reason})"
+            parts.append(str(client.stream.refusal or missed))
         return "; ".join(parts)
 
     def _announce(self) -> None:

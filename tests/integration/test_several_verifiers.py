@@ -409,7 +409,13 @@ async def test_it_ends_where_the_target_has_been_replaced_and_not_where_verifier
         await services.kill(1)
         await asyncio.sleep(1.0)
         assert not replaced.done()
+        # One of two serves another target, and the other may come back.
         await services.revive(0)
+        await eventually(lambda: bool(orchestrator.verifiers.refusals()))
+        await asyncio.sleep(1.5)
+        assert not replaced.done()
+        verifiers[1].model = "another"
+        await services.revive(1)
         await asyncio.wait_for(replaced, 20.0)
         assert orchestrator.verifiers.is_replaced
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import event
+from numba.core.event import Event, Listener, register
 
 logger = logging.getLogger(__name__)
 
@@ -21,24 +21,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
-class Compilations(event.Listener):
+class Compilations(Listener):
     """Counts functions that this process has compiled, which it does not when it finds machine code on disk."""
 
     def __init__(self) -> None:
         # Those whose machine code is kept on disk.
         self.num_kept = 0
 
-    def on_start(self, event: Any) -> None:
+    def on_start(self, event: Event) -> None:
         """A function is about to be compiled."""
         self.num_kept += event.data["dispatcher"].stats.cache_path is not None
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: Event) -> None:
         """It is compiled, or not."""
 
 
 COMPILATIONS = Compilations()
-_events: Any = event
-_events.register("numba:compile", COMPILATIONS)
+register("numba:compile", COMPILATIONS)  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Function) -> Function:
