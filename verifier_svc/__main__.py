@@ -11,12 +11,14 @@ from coppice.memory_limit import check_memory
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.obs.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
+from verifier_svc.heap import limit_arenas
 
 logger = logging.getLogger("verifier_svc")
 
 
 def main() -> None:
     """Read settings, set the OpenMP variables that torch reads at import, and run the verifier."""
+    limit_arenas()
     config, certificates = read_settings()
     set_spin_count()
     # Imported here: it takes seconds, and errors in settings should be reported at once.

@@ -1,8 +1,9 @@
-"""A process that has compiled its kernels makes room for one that reads them."""
+"""Memory that a process gives back, and one that has compiled its kernels and makes room for one that reads them."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -10,14 +11,14 @@ import pytest
 
 from coppice.kernels.cpu import compiler
 from coppice.kernels.cpu.compiler import COMPILATIONS, compiled
-from verifier_svc.heap import start_again_if_compiled
+from verifier_svc.heap import _clean_library_parts, start_again_if_compiled
 
 COMMAND = ["python", "-m", "verifier_svc"]
 
 
 @pytest.fixture
 def replaced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands by which the process was replaced; two functions have been compiled."""
+    """Commands by which the process was replaced."""
     commands: list[list[str]] = []
 
     def execv(_: str, command: list[str]) -> None:
@@ -25,27 +26,25 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(sys, "orig_argv", COMMAND)
-    monkeypatch.setattr(COMPILATIONS, "num_kept", 2)
     monkeypatch.setenv("COPPICE_STARTED_AGAIN", "")
     return commands
 
 
 def test_it_starts_again_once(replaced: list[list[str]]) -> None:
-    start_again_if_compiled()
+    start_again_if_compiled(2)
     assert replaced == [COMMAND[1:]]
-    start_again_if_compiled()
+    start_again_if_compiled(2)
     assert len(replaced) == 1
 
 
-def test_not_where_all_was_on_disk(replaced: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(COMPILATIONS, "num_kept", 0)
-    start_again_if_compiled()
+def test_not_where_all_was_on_disk(replaced: list[list[str]]) -> None:
+    start_again_if_compiled(0)
     assert not replaced
 
 
 def test_not_as_a_part_of_a_command(replaced: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "coppice.cli.tied_process", "1", "verifier_svc"])
-    start_again_if_compiled()
+    start_again_if_compiled(2)
     assert not replaced
 
 
@@ -57,3 +56,86 @@ def test_what_is_not_kept_on_disk_does_not_count(monkeypatch: pytest.MonkeyPatch
     before = COMPILATIONS.num_kept
     assert compiled(double)(np.ones(2)).tolist() == [2, 2]
     assert COMPILATIONS.num_kept == before
+
+
+SMAPS = """\
+7f00-7f10 r-xp 00001000 00:1d 11 /lib/libone.so.6
+Rss: 40 kB
+Anonymous: 0 kB
+7f10-7f20 r--p 00002000 00:1d 11 /lib/libone.so.6
+Rss: 16 kB
+Anonymous: 8 kB
+7f20-7f30 rw-p 00003000 00:1d 11 /lib/libone.so.6
+Rss: 8 kB
+Anonymous: 0 kB
+7f30-7f40 r-xp 00000000 00:1d 12 /lib/libtwo.so
+Rss: 0 kB
+Anonymous: 0 kB
+7f40-7f50 r--s 00000000 00:1d 13 /models/weights.safetensors
+Rss: 12 kB
+Anonymous: 0 kB
+7f50-7f60 r-xp 00000000 00:00 0
+Rss: 4 kB
+Anonymous: 0 kB
+7f60-7f70 r--p 00000000 00:1d 14 /lib/with a space.so
+Rss: 20 kB
+Anonymous: 0 kB
+"""
+
+
+def test_only_parts_of_libraries_that_are_as_on_disk_are_unmapped() -> None:
+    assert list(_clean_library_parts(SMAPS.splitlines())) == [(0x7F00, 0x7F10, 40), (0x7F60, 0x7F70, 20)]
+
+
+CHILD = """
+import torch
+from tests.faults.processes import resident_mib
+from verifier_svc.heap import release_library_pages
+
+layer = torch.nn.Linear(8, 8)
+rows = torch.randn(3, 8)
+expected, before = layer(rows), resident_mib()
+unmapped = release_library_pages() / 2**20
+after = resident_mib()
+assert unmapped > 20, unmapped
+assert before - after > 0.8 * unmapped, (before, after, unmapped)
+assert torch.equal(layer(rows), expected)
+assert resident_mib() - after < unmapped / 2
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_goes_on_without_the_pages_that_importing_read() -> None:
+    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=120)
+
+
+ARENAS = """
+import ctypes, sys, threading
+from verifier_svc.heap import limit_arenas
+
+if sys.argv[1] == "limited":
+    limit_arenas()
+gate = threading.Barrier(8)
+
+def allocate():
+    held = [bytes(2000 + place) for place in range(100)]
+    gate.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="needs glibc")
+@pytest.mark.parametrize("kind", ["limited", "free"])
+def test_threads_share_a_few_arenas(kind: str) -> None:
+    command = [sys.executable, "-c", ARENAS, kind]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert (told.count("<heap nr=") <= 2) == (kind == "limited")
