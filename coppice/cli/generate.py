@@ -85,6 +85,7 @@ def generate(
         request = build_request(given, options) if asked is None else build_chat_request(asked, options)
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"not valid text: {error}") from error
+    _refuse_unknown_sources(speculation, server)
     streams = num_outputs == 1 and not as_json
     completions = asyncio.run(_complete(server, request, timeout, streams=streams))
     if as_json:
@@ -115,11 +116,13 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | N
 
 
 def _read_token_ids(text: str) -> list[int]:
-    with refusing("--token-ids", ValueError):
-        ids = [int(part) for part in text.split(",") if part.strip()]
-    if any(not 0 <= token < 2**32 for token in ids):
-        raise typer.BadParameter("token ids are unsigned 32-bit numbers", param_hint="--token-ids")
-    return ids
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not part.isdecimal() or int(part) >= 2**32:
+            raise typer.BadParameter(
+                f"must be unsigned 32-bit numbers with commas between, got {part!r}", param_hint="--token-ids"
+            )
+    return [int(part) for part in parts]
 
 
 def _refuse_invalid(**numbers: float | None) -> None:
@@ -130,6 +133,22 @@ def _refuse_invalid(**numbers: float | None) -> None:
         except InvalidRequestError as error:
             option = f"--{name.replace('_', '-')}"
             raise typer.BadParameter(str(error).partition(": ")[2], param_hint=option) from error
+
+
+def _refuse_unknown_sources(speculation: str, server: ServerOptions) -> None:
+    """Raise typer.BadParameter for a source that a private topology of these options cannot have."""
+    if speculation in ("auto", "off") or (spec := server.spec()) is None:
+        return
+    from orchestrator.prefix_cache.guesses import SOURCE as CACHE
+    from orchestrator.request.rounds import HEAD, PROMPT_LOOKUP, REDRAFT
+
+    # Those without a drafter need a target that has them, which is known when it is loaded.
+    known = sorted({*(drafter.kind for drafter in spec.drafters), CACHE, HEAD, PROMPT_LOOKUP, REDRAFT})
+    for kind in (part.strip() for part in speculation.split(",")):
+        if kind not in known:
+            raise typer.BadParameter(
+                f"must be auto, off or some of {', '.join(known)}, got {kind!r}", param_hint="--speculation"
+            )
 
 
 def read_schema(file_or_text: str) -> str:

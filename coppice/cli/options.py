@@ -100,6 +100,8 @@ class AccessOptions:
         """
         if address and not (is_address(address) or address.startswith("unix:")):
             raise typer.BadParameter(f"must be HOST:PORT, got {address!r}", param_hint="--address")
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise typer.BadParameter("must be printable ASCII", param_hint="--token")
         if not (self.tls or self.tls_ca or self.tls_cert or self.tls_key or self.tls_name):
             return None
         if not address:
@@ -129,6 +131,11 @@ class ServerOptions(AccessOptions):
     def spec(self) -> TopologySpec | None:
         """The private topology; None with an address. Raises typer.BadParameter if it cannot be run."""
         if self.address:
+            given = {one.name for one in fields(self) if getattr(self, one.name) != one.default}
+            if ignored := [name for name in ("target", "drafter", "device", "threads") if name in given]:
+                raise typer.BadParameter(
+                    "cannot go with --address, which names what serves", param_hint=f"--{ignored[0]}"
+                )
             return None
         return topology_spec(self.target, self.drafter, device=self.device, threads=self.threads)
 

@@ -107,6 +107,8 @@ class TopologySpec:
     def __post_init__(self) -> None:
         if self.colocated and self.tensor_parallel > 1:
             raise ValueError("the parts of a target are processes of their own, which one process cannot have")
+        if self.colocated and self.verifiers > 1:
+            raise ValueError("several verifiers are processes of their own, which one process cannot have")
 
 
 def tls_files(directory: str) -> dict[str, str]:

@@ -106,6 +106,7 @@ def up(
     something has to be changed, 1 when a service ends by itself.
     """
     require_tls(tls)
+    require_tokens(os.environ.get("TOKENS_FILE", ""))
     if http_port:
         require_extra("gateway", "--http-port")
     if redis:
@@ -151,6 +152,14 @@ def require_tls(directory: str) -> None:
     if directory:
         with refusing("--tls", TlsError):
             Certificates(ChannelTls(**tls_files(directory)))
+
+
+def require_tokens(file: str) -> None:
+    """Raise ConfigError unless the orchestrator will be able to read its file of tokens, if it is given one."""
+    if file:
+        from orchestrator.api.token_file import TokenFile
+
+        TokenFile(Path(file))
 
 
 async def serve(spec: TopologySpec, expected: Callable[[], str], *, verbose: bool) -> ChildError | None:
