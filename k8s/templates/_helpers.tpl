@@ -70,6 +70,46 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ max (int .replicas) (int .autoscaling.maxReplicas) }}
 {{- end }}
 
+{{/* Refuses an autoscaler that Kubernetes would refuse: (list "verifier" its-autoscaling). */}}
+{{- define "coppice.checkScaling" -}}
+{{- $scaling := index . 1 -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling has minReplicas %d above maxReplicas %d" (index . 0) (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Refuses an address from outside that two models have, of which one would never be asked. */}}
+{{- define "coppice.checkAddresses" -}}
+{{- $root := . -}}
+{{- $owners := dict -}}
+{{- range $model := .Values.models }}
+{{- $ingress := include "coppice.over" (list $root.Values.ingress (default dict $model.ingress)) | fromJson -}}
+{{- $routes := include "coppice.over" (list $root.Values.routes (default dict $model.routes)) | fromJson -}}
+{{- $addresses := list -}}
+{{- if $ingress.enabled }}
+{{- range $host := $ingress.hosts }}
+{{- range $path := $ingress.paths }}
+{{- $addresses = append $addresses (printf "ingress of %s%s" $host $path) -}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $kind := tuple "http" "grpc" }}
+{{- $route := get $routes $kind -}}
+{{- if $route.enabled }}
+{{- range $host := default (list "all hosts") $route.hostnames }}
+{{- $addresses = append $addresses (printf "routes.%s of %s at %s" $kind $host (toJson $route.parentRefs)) -}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $address := $addresses }}
+{{- if hasKey $owners $address }}
+{{- fail (printf "models %s and %s both have the %s: give each hosts of its own" (get $owners $address) $model.name $address) }}
+{{- end }}
+{{- $_ := set $owners $address $model.name -}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The selector, and what else is good to know: (list . "orchestrator"). */}}
 {{- define "coppice.labels" -}}
 {{- $root := index . 0 -}}

@@ -121,6 +121,34 @@ def test_mistakes_are_refused(models: list[Any], complaint: str) -> None:
         render({"models": models})
 
 
+OUTSIDE = {
+    "gateway": {"enabled": True},
+    "routes": {"grpc": {"parentRefs": [{"name": "entrance"}]}, "http": {"parentRefs": [{"name": "entrance"}]}},
+    "ingress": {"hosts": ["llm.example.com"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ({"ingress": {"enabled": True}}, "models a and b both have the ingress of llm.example.com/"),
+        ({"routes": {"http": {"enabled": True}}}, "models a and b both have the routes.http of all hosts"),
+        ({"routes": {"grpc": {"enabled": True}}}, "models a and b both have the routes.grpc of all hosts"),
+    ],
+)
+def test_two_models_have_no_address_in_common(own: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(helm.HelmError, match=complaint):
+        render({**OUTSIDE, "models": [{"name": "a", **own}, {"name": "b", **own}]})
+
+
+def test_hosts_or_gateways_of_their_own_tell_models_apart() -> None:
+    first = {"ingress": {"enabled": True, "hosts": ["a.example.com"]}, "routes": {"grpc": {"enabled": True}}}
+    elsewhere = {"grpc": {"enabled": True, "parentRefs": [{"name": "side-entrance"}]}}
+    second = {"ingress": {"enabled": True}, "routes": elsewhere}
+    manifests = render({**OUTSIDE, "models": [{"name": "a", **first}, {"name": "b", **second}]})
+    assert len(of_kind(manifests, "Ingress")) == len(of_kind(manifests, "GRPCRoute")) == 2
+
+
 def test_the_longest_names_still_fit() -> None:
     drafter = {"name": "d" * 15, "kind": "small-lm", "config": {"MODEL": "/models/small-lm"}}
     manifests = render({"fullnameOverride": "n" * 28, "models": [{"name": "m" * 15, "drafters": [drafter]}]})

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.chart.rendering import component, name_of, of_kind, rendered, services_of_ours
+import pytest
+
+from tests.chart.rendering import component, helm, name_of, of_kind, render, rendered, services_of_ours
 
 METRICS = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 # What Prometheus makes of a histogram.
@@ -62,3 +64,22 @@ def test_the_late_drafts_that_are_asked_for_are_counted_so() -> None:
     assert '"late": drafts.late' in source
     [drafter] = [one for name, one in scaled("keda", "ScaledObject").items() if "drafter" in name or "small" in name]
     assert any('arrival="late"' in trigger["metadata"]["query"] for trigger in drafter["spec"]["triggers"])
+
+
+BACKWARDS = {"enabled": True, "minReplicas": 3, "maxReplicas": 2}
+DRAFTER = {"name": "small", "kind": "small-lm", "config": {"MODEL": "/models/small-lm"}, "autoscaling": BACKWARDS}
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"orchestrator": {"autoscaling": BACKWARDS}}, "orchestrator"),
+        ({"gateway": {"enabled": True, "autoscaling": BACKWARDS}}, "gateway"),
+        ({"verifier": {"autoscaling": BACKWARDS}}, "verifier"),
+        ({"verifier": {"autoscaling": {**BACKWARDS, "triggers": [{"type": "cpu", "metadata": {}}]}}}, "verifier"),
+        ({"drafters": [DRAFTER]}, "drafter small"),
+    ],
+)
+def test_a_scaler_with_its_bounds_the_wrong_way_round_is_refused(values: dict[str, Any], what: str) -> None:
+    with pytest.raises(helm.HelmError, match=rf"{what}\.autoscaling has minReplicas 3 above maxReplicas 2"):
+        render(values)
