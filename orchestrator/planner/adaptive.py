@@ -11,6 +11,7 @@ from orchestrator.planner.base import (
     UNKNOWN_LOAD,
     DraftGain,
     FixedPlanner,
+    RequestPlanner,
     RoundContext,
     RoundPlan,
     VerifierLoad,
@@ -249,7 +250,7 @@ class AdaptivePlanner:
             self.plans.clear()
 
 
-class AdaptiveRequest:
+class AdaptiveRequest(RequestPlanner):
     """Plans one request: as its planner has chosen, unless its own drafts gain too little.
 
     No request is excluded for good: one that stands aside takes a turn now and then, and one that asks keeps one node,

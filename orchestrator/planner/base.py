@@ -68,20 +68,25 @@ class DraftGain:
     total: float = 0.0
 
 
-class RequestPlanner(Protocol):
-    """Plans one request's rounds. Called several times per round, so it must be fast."""
+class RequestPlanner:
+    """Plans one request's rounds, and learns nothing unless it overrides what tells it of them.
+
+    Called several times per round, so it must be fast.
+    """
 
     def runs_on(self, verifier: str) -> None:
         """The request was opened on the verifier at this address, for the first time or again."""
 
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """Limits of the next round under the verifier's `load`."""
+        raise NotImplementedError
 
     def tree_arrived(self) -> None:
         """A draft arrived, in time or late."""
 
     def select(self, tree: TokenTree) -> TokenTree:
-        """Nodes of a draft worth their rows. Not for sampled trees, which are sent whole."""
+        """Nodes of a draft worth their rows; all of them unless overridden. Not for sampled trees, sent whole."""
+        return tree
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Learn from a round: the trees sent for it, and whether drafters were asked."""
@@ -92,6 +97,7 @@ class RequestPlanner(Protocol):
     @property
     def gain(self) -> DraftGain:
         """Record of this request's drafts."""
+        return DraftGain()
 
     def close(self) -> None:
         """End the request."""
@@ -107,8 +113,8 @@ class Planner(Protocol):
         """Plans of a request that forces speculation with its own choice of sources, and is not learned from."""
 
 
-class FixedPlanner:
-    """Same budget and linger for every round with a drafter.
+class FixedPlanner(RequestPlanner):
+    """Same budget and linger for every round with a drafter, of all requests.
 
     The verifier itself stops waiting for drafters whose trees do not come in time.
     """
@@ -125,9 +131,6 @@ class FixedPlanner:
         """The same plan for all requests."""
         return self
 
-    def runs_on(self, verifier: str) -> None:
-        """The same plan for all verifiers."""
-
     def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The fixed plan; no linger without a drafter."""
         nodes, multiple = self.limits(round_context, load)
@@ -140,24 +143,3 @@ class FixedPlanner:
         nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)
         # In a batch the multiple is shared with other sequences, and filling it is not free.
         return nodes, round_context.row_multiple if load.batch_size <= 1 else 1
-
-    def tree_arrived(self) -> None:
-        """Nothing is learned."""
-
-    def select(self, tree: TokenTree) -> TokenTree:
-        """All nodes."""
-        return tree
-
-    def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
-        """Nothing is learned."""
-
-    def know(self, known: DraftGain) -> None:
-        """Nothing depends on it."""
-
-    @property
-    def gain(self) -> DraftGain:
-        """Nothing is measured."""
-        return DraftGain()
-
-    def close(self) -> None:
-        """Nothing is held."""
