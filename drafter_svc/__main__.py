@@ -8,6 +8,7 @@ import sys
 
 from coppice.checkpoints.files import message_of, one_line
 from coppice.core.errors import CoppiceError
+from coppice.heap import release_library_pages, release_memory
 from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.memory_limit import check_memory
 from coppice.net import rpc
@@ -48,6 +49,8 @@ def main() -> int:
     except MemoryError as error:
         logger.error("no memory for MODEL %r (%s)", config.model, one_line(error))
         return BAD_CONFIGURATION
+    release_memory()
+    release_library_pages()
     try:
         tracer = open_tracer("coppice-drafter", os.environ)
         rpc.run(lambda: serve(config, drafter, certificates, tracer))

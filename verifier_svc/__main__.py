@@ -6,12 +6,12 @@ import logging
 import os
 import sys
 
+from coppice.heap import limit_arenas
 from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.memory_limit import check_memory
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.obs.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
-from verifier_svc.heap import limit_arenas
 
 logger = logging.getLogger("verifier_svc")
 

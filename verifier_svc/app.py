@@ -16,7 +16,8 @@ import torch
 
 from coppice.checkpoints.files import message_of, one_line
 from coppice.core.errors import CoppiceError
-from coppice.kernels.cpu.compiler import COMPILATIONS
+from coppice.heap import release_library_pages, release_memory, start_again_if_compiled
+from coppice.kernels.cpu.compiler import COMPILATIONS, LINKED_MODULES
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import Server, first_of, is_loopback, run, stop_signal
 from coppice.net.stream_observer import StreamObserver
@@ -28,7 +29,6 @@ from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
-from verifier_svc.heap import release_library_pages, release_memory, start_again_if_compiled
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.parallel.sharded_target import Ranks
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -82,6 +82,7 @@ async def serve(
     engine, servicer = new_servicer(config, target, info, tracer, timeline)
     if target.device.type == "cpu" and config.tensor_parallel == 1:
         start_again_if_compiled(COMPILATIONS.num_kept)
+    LINKED_MODULES.release()
     release_memory()
     release_library_pages()
     name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name

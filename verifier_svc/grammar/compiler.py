@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
 from coppice.core.grammar import Grammar, GrammarKind
+from coppice.heap import release_memory
 from coppice.obs.metrics import histogram
 from verifier_svc.grammar.cache import GrammarCache
 from verifier_svc.grammar.queue import Deliver, GrammarQueue, Job
 from verifier_svc.grammar.trial import NICENESS, GrammarTrial
-from verifier_svc.heap import release_memory
 
 if TYPE_CHECKING:
     from verifier_svc.grammar.matcher import CompiledGrammar, GrammarState, GrammarVocabulary

@@ -22,6 +22,7 @@ from coppice.checkpoints.quantization import INT8, quantize_linears
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import chain
+from coppice.heap import release_memory
 from coppice.search.transition_scores import TransitionScores
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import FeatureShape, offered_features
@@ -35,7 +36,6 @@ from verifier_svc.extras.pruning.probe import check_pruning
 from verifier_svc.extras.redraft.adapter import Transition, load_adapter
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
-from verifier_svc.heap import release_memory
 from verifier_svc.kernels.base import KernelLimitError, StaticKernel
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations

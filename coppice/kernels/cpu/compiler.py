@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding
 import numba
 from numba.core.event import Event, Listener, register
 
@@ -36,8 +37,44 @@ class Compilations(Listener):
         """It is compiled, or not."""
 
 
-COMPILATIONS = Compilations()
-register("numba:compile", COMPILATIONS)  # type: ignore[no-untyped-call]
+class LinkedModules(Listener):
+    """LLVM's modules of compiled functions, which are only needed to compile others that call them.
+
+    A module takes about twelve times as much memory as its bitcode, which is kept instead until something is compiled.
+    """
+
+    def __init__(self) -> None:
+        self._dispatchers: list[Any] = []
+        # Numba's libraries and their bitcode.
+        self._released: list[tuple[Any, bytes]] = []
+
+    def add(self, dispatcher: Any) -> None:
+        """Release the modules of this function, too."""
+        self._dispatchers.append(dispatcher)
+
+    def release(self) -> int:
+        """Free all modules; returns how many. Numba refuses to link a library without one."""
+        found = [one.library for dispatcher in self._dispatchers for one in dispatcher.overloads.values()]
+        # What Numba links from the module that runs stays.
+        apart = [one for one in found if getattr(one, "_shared_module", None) not in (None, one._final_module)]
+        for library in apart:
+            self._released.append((library, library._shared_module.as_bitcode()))
+            library._shared_module = None
+        return len(apart)
+
+    def on_start(self, event: Event) -> None:
+        """A function is about to be compiled: have all modules again."""
+        released, self._released = self._released, []
+        for library, bitcode in released:
+            library._shared_module = llvmlite.binding.parse_bitcode(bitcode)
+
+    def on_end(self, event: Event) -> None:
+        """It is compiled, or not."""
+
+
+COMPILATIONS, LINKED_MODULES = Compilations(), LinkedModules()
+for _listener in (COMPILATIONS, LINKED_MODULES):
+    register("numba:compile", _listener)  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Function) -> Function:
@@ -57,6 +94,7 @@ def _compile(function: Function, fast_math: set[str] | bool) -> Function:
     with _caching_in(directory):
         decorator: Any = numba.njit(fastmath=fast_math, error_model="numpy", nogil=True, cache=directory is not None)
         result = decorator(function)
+    LINKED_MODULES.add(result)
     return cast(Function, result)
 
 

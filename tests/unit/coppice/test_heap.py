@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from coppice.heap import _clean_library_parts, start_again_if_compiled
 from coppice.kernels.cpu import compiler
 from coppice.kernels.cpu.compiler import COMPILATIONS, compiled
-from verifier_svc.heap import _clean_library_parts, start_again_if_compiled
 
 COMMAND = ["python", "-m", "verifier_svc"]
 
@@ -90,7 +90,7 @@ def test_only_parts_of_libraries_that_are_as_on_disk_are_unmapped() -> None:
 CHILD = """
 import torch
 from tests.faults.processes import resident_mib
-from verifier_svc.heap import release_library_pages
+from coppice.heap import release_library_pages
 
 layer = torch.nn.Linear(8, 8)
 rows = torch.randn(3, 8)
@@ -111,7 +111,7 @@ def test_a_process_goes_on_without_the_pages_that_importing_read() -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from verifier_svc.heap import limit_arenas
+from coppice.heap import limit_arenas
 
 if sys.argv[1] == "limited":
     limit_arenas()
