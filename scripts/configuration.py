@@ -67,6 +67,13 @@ IN_THE_CHART: dict[str, dict[str, Any]] = {
     "CONNECT_TIMEOUT_S": {"type": "integer", "minimum": 0},
 }
 TYPES: dict[object, str] = {int: "integer", float: "number", bool: "boolean", str: "text"}
+# Texts of values that are none, and Kubernetes' $(NAME) of another variable.
+TEXTS = {
+    "integer": r"^(\s*[-+]?[0-9]+\s*|.*\$\(.+\).*)?$",
+    "number": r"^(\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*|.*\$\(.+\).*)?$",
+    "boolean": r"^([oO][nN]|[oO][fF][fF]|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|[yY][eE][sS]|[nN][oO]|[01tTfFyYnN]|"
+    r".*\$\(.+\).*)?$",
+}
 LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 INTRODUCTION = """# Configuration
@@ -164,15 +171,16 @@ def page() -> str:
 
 
 def property_of(name: str, field: FieldInfo) -> dict[str, Any]:
-    """The JSON schema of a setting in the chart's values: text is let through, which the service parses."""
+    """The JSON schema of a setting in the chart's values: text is let through that the service can parse."""
     if name in IN_THE_CHART:
         return {**IN_THE_CHART[name], "description": field.description}
     if get_origin(field.annotation) is Literal:
         return {"enum": list(get_args(field.annotation)), "description": field.description}
     limits = {LIMITS[bound]: limit for bound, limit in limits_of(field).items()}
     kind = type_of(field)
-    types: Any = [kind, "string"] if kind in ("integer", "number", "boolean") else "string"
-    return {"type": types, **limits, "description": field.description}
+    if kind not in TEXTS:
+        return {"type": "string", **limits, "description": field.description}
+    return {"type": [kind, "string"], "pattern": TEXTS[kind], **limits, "description": field.description}
 
 
 def schema(text: str) -> str:

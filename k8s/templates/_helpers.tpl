@@ -78,18 +78,18 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end }}
 
-{{/* Refuses an address from outside that two models have, of which one would never be asked. */}}
+{{/* Refuses an address from outside that two models have, or a model's two routes, of which one would never be asked. */}}
 {{- define "coppice.checkAddresses" -}}
 {{- $root := . -}}
 {{- $owners := dict -}}
-{{- range $model := .Values.models }}
+{{- range $model := default (list dict) .Values.models }}
 {{- $ingress := include "coppice.over" (list $root.Values.ingress (default dict $model.ingress)) | fromJson -}}
 {{- $routes := include "coppice.over" (list $root.Values.routes (default dict $model.routes)) | fromJson -}}
 {{- $addresses := list -}}
 {{- if $ingress.enabled }}
 {{- range $host := $ingress.hosts }}
 {{- range $path := $ingress.paths }}
-{{- $addresses = append $addresses (printf "ingress of %s%s" $host $path) -}}
+{{- $addresses = append $addresses (list "ingress" (printf "%s%s" $host (trimSuffix "/" $path))) -}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -97,17 +97,51 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $route := get $routes $kind -}}
 {{- if $route.enabled }}
 {{- range $host := default (list "all hosts") $route.hostnames }}
-{{- $addresses = append $addresses (printf "routes.%s of %s at %s" $kind $host (toJson $route.parentRefs)) -}}
+{{- range $parent := $route.parentRefs }}
+{{- $addresses = append $addresses (list (printf "routes.%s" $kind) (printf "%s at %s" $host (toJson $parent))) -}}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- range $address := $addresses }}
-{{- if hasKey $owners $address }}
-{{- fail (printf "models %s and %s both have the %s: give each hosts of its own" (get $owners $address) $model.name $address) }}
+{{- $who := printf "%s%s" (index $address 0) ($model.name | empty | ternary "" (printf " of model %s" $model.name)) -}}
+{{- $key := printf "%s %s" (index $address 0 | hasPrefix "routes" | ternary "route" "ingress") (index $address 1) -}}
+{{- if hasKey $owners $key }}
+{{- fail (printf "%s and %s both have %s: give each hosts of its own" (get $owners $key) $who (index $address 1)) }}
 {{- end }}
-{{- $_ := set $owners $address $model.name -}}
+{{- $_ := set $owners $key $who -}}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Egress to what resolves names; nothing where nobody does, since an empty list would be everybody. */}}
+{{- define "coppice.dnsEgress" -}}
+{{- with .Values.networkPolicy.dns -}}
+- to: {{- toYaml . | nindent 4 }}
+  ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- end }}
+{{- end }}
+
+{{/* Refuses settings that would have no effect without others. */}}
+{{- define "coppice.checkTogether" -}}
+{{- if and .Values.tls.public.clientCertificates (not .Values.tls.enabled) -}}
+{{- fail "tls.public.clientCertificates needs tls.enabled" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
+{{- fail "metrics.serviceMonitor needs metrics.enabled" -}}
+{{- end -}}
+{{- if and .Values.metrics.prometheusRule.enabled (not .Values.metrics.enabled) -}}
+{{- fail "metrics.prometheusRule needs metrics.enabled" -}}
+{{- end -}}
+{{- if and .Values.tracing.config (not .Values.tracing.endpoint) -}}
+{{- fail "tracing.config needs tracing.endpoint" -}}
+{{- end -}}
+{{- $tls := .Values.tls -}}
+{{- if and $tls.enabled (ge (trimSuffix "h" $tls.renewBefore | int) (trimSuffix "h" $tls.duration | int)) -}}
+{{- fail (printf "tls.renewBefore %s must be less than tls.duration %s" $tls.renewBefore $tls.duration) -}}
+{{- end -}}
 {{- end }}
 
 {{/* The selector, and what else is good to know: (list . "orchestrator"). */}}
@@ -148,6 +182,19 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 - name: {{ $name }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
+{{- end }}
+
+{{/* Environment variables, each of them once, or Kubernetes refuses them or takes the last: (list "verifier" text). */}}
+{{- define "coppice.uniqueEnv" -}}
+{{- $what := index . 0 -}}
+{{- $names := list -}}
+{{- range index . 1 | fromYamlArray -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s has the environment variable %s twice: it is set by the chart, by config or by tracing.config" $what .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{ index . 1 | trim }}
 {{- end }}
 
 {{/* Names of the Secrets that TLS takes: of the public API, and of (list . name-of-the-workload) among ourselves. */}}

@@ -37,7 +37,7 @@ def test_orchestrators_ask_for_the_revision_that_verifiers_have(profile: str) ->
         {"image": {"tag": "another"}},
         {"image": {"digest": "sha256:" + 64 * "0"}},
         {"weights": {"persistentVolumeClaim": {"claimName": "another"}}},
-        {"extraEnv": [{"name": "MODEL", "value": "/weights/another"}]},
+        {"extraEnv": [{"name": "HF_HOME", "value": "/weights/another"}]},
         {"extraVolumes": [{"name": "mine", "emptyDir": {}}]},
         # A longer context is another limit of requests.
         {"config": {"KV_CACHE_MIB": 2048}},

@@ -128,17 +128,34 @@ OUTSIDE = {
 }
 
 
+SAME = [{"name": "entrance"}]
+BOTH = [*SAME, {"name": "side-entrance"}]
+
+
 @pytest.mark.parametrize(
-    ("own", "complaint"),
+    ("first", "second", "complaint"),
     [
-        ({"ingress": {"enabled": True}}, "models a and b both have the ingress of llm.example.com/"),
-        ({"routes": {"http": {"enabled": True}}}, "models a and b both have the routes.http of all hosts"),
-        ({"routes": {"grpc": {"enabled": True}}}, "models a and b both have the routes.grpc of all hosts"),
+        ({"ingress": {"enabled": True}}, {}, "ingress of model a and ingress of model b both have llm.example.com/v1"),
+        ({"ingress": {"enabled": True}}, {"ingress": {"paths": ["/v1/"]}}, "both have llm.example.com/v1"),
+        (
+            {"routes": {"http": {"enabled": True}}},
+            {},
+            "http of model a and routes.http of model b both have all",
+        ),
+        ({"routes": {"grpc": {"enabled": True}}}, {}, "both have all hosts"),
+        ({"routes": {"grpc": {"enabled": True}}}, {"routes": {"grpc": {"parentRefs": BOTH}}}, "both have all hosts"),
     ],
 )
-def test_two_models_have_no_address_in_common(own: dict[str, Any], complaint: str) -> None:
+def test_two_models_have_no_address_in_common(first: dict[str, Any], second: dict[str, Any], complaint: str) -> None:
+    models = [{"name": "a", **first}, {"name": "b", **merged(first, second)}]
     with pytest.raises(helm.HelmError, match=complaint):
-        render({**OUTSIDE, "models": [{"name": "a", **own}, {"name": "b", **own}]})
+        render({**OUTSIDE, "models": models})
+
+
+def test_an_http_route_and_a_grpc_route_have_no_host_in_common() -> None:
+    routes = {"grpc": {"enabled": True, "parentRefs": SAME}, "http": {"enabled": True, "parentRefs": SAME}}
+    with pytest.raises(helm.HelmError, match=r"routes\.http and routes\.grpc both have all hosts"):
+        render({"gateway": {"enabled": True}, "routes": routes})
 
 
 def test_hosts_or_gateways_of_their_own_tell_models_apart() -> None:

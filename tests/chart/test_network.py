@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.chart.rendering import PROFILES, Manifest, component, of_kind, pods, rendered, selects, workloads
+from tests.chart.rendering import PROFILES, Manifest, component, of_kind, pods, render, rendered, selects, workloads
 
 GUARDED = [profile for profile in PROFILES if profile != "bare"]
 DNS = "kube-system"
@@ -20,8 +20,8 @@ def parties(manifests: list[Manifest]) -> dict[str, dict[str, str]]:
 
 
 def is_peer(peers: list[dict[str, Any]], labels: dict[str, str]) -> bool:
-    """Whether a pod of the same namespace is one of a rule's peers."""
-    return any(
+    """Whether a pod of the same namespace is one of a rule's peers; without any, everybody is."""
+    return not peers or any(
         "namespaceSelector" not in peer and selects(peer["podSelector"].get("matchLabels", {}), labels)
         for peer in peers
     )
@@ -150,3 +150,13 @@ def test_the_prometheus_that_keda_asks_may_read_metrics() -> None:
 
 def test_policies_can_be_left_to_others() -> None:
     assert not of_kind(rendered("bare"), "NetworkPolicy")
+
+
+def test_empty_lists_let_nobody_in_and_nothing_out() -> None:
+    nobody = {"clients": [], "httpClients": [], "monitoring": [], "redis": [], "collector": [], "dns": []}
+    manifests = render({"gateway": {"enabled": True}, "networkPolicy": nobody})
+    everybody = parties(manifests)
+    for name in everybody.keys() - {"stranger", "balancer"}:
+        for stranger in (everybody["stranger"], everybody["balancer"]):
+            assert not ports_between(manifests, "Ingress", everybody[name], stranger), name
+            assert not ports_between(manifests, "Egress", everybody[name], stranger), name

@@ -35,6 +35,11 @@ def settings(config: Any) -> set[str]:
     return set(operators(config))
 
 
+ISSUED = {"issuerRef": {"name": "a"}}
+TLS: dict[str, Any] = {"tls": {"enabled": True, "public": ISSUED, "internal": ISSUED}}
+HTTP: dict[str, Any] = {"gateway": {"enabled": True}}
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
     report = helm.lint(CHART, values_of(profile), strict=True, kube_version="v1.30.0")
@@ -79,6 +84,24 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"metrics": {"tls": {"mode": "on"}}}, "mode"),
         ({"logging": {"level": "LOUD"}}, "level"),
         ({"logging": {"format": "xml"}}, "format"),
+        ({"tls": {"public": {"clientCertificates": True}}}, "clientCertificates needs tls.enabled"),
+        (TLS | {"tls": {**TLS["tls"], "duration": "24h"}}, "renewBefore 720h must be less than tls.duration 24h"),
+        ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "serviceMonitor needs metrics.enabled"),
+        ({"metrics": {"enabled": False, "prometheusRule": {"enabled": True}}}, "prometheusRule needs metrics.enabled"),
+        ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "interval"),
+        ({"tracing": {"config": {"TRACE_ROUNDS": "on"}}}, "tracing.config needs tracing.endpoint"),
+        (HTTP | {"ingress": {"enabled": True, "hosts": ["a.com"], "paths": []}}, "paths"),
+        (HTTP | {"ingress": {"enabled": True, "hosts": ["a.com"], "paths": ["v1"]}}, "paths"),
+        (HTTP | {"ingress": {"enabled": True, "hosts": ["a.com", "a.com"]}}, "hosts"),
+        ({"orchestrator": {"config": {"MAX_REQUESTS": "abc"}}}, "MAX_REQUESTS"),
+        ({"orchestrator": {"config": {"REQUIRE_DRAFTERS": "maybe"}}}, "REQUIRE_DRAFTERS"),
+        ({"verifier": {"image": {"tag": "a b"}}}, "tag"),
+        ({"verifier": {"extraEnv": [{"name": "LISTEN_ADDRESS", "value": "[::]:1"}]}}, "LISTEN_ADDRESS twice"),
+        ({"orchestrator": {"extraEnv": [{"name": "GRACE_S", "value": "1"}]}}, "orchestrator has .* GRACE_S twice"),
+        (
+            {"tracing": {"endpoint": "http://c:4317", "config": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://d:4317"}}},
+            "OTEL_EXPORTER_OTLP_ENDPOINT twice",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -257,3 +280,22 @@ def test_a_drafter_has_the_defaults_and_its_own_settings_over_them() -> None:
     )
     assert (small["GRACE_S"], small["THREADS"]) == (str(defaults["GRACE_S"]), str(defaults["THREADS"]))
     assert (large["GRACE_S"], large["THREADS"], large["DEVICE"]) == ("9", "3", defaults["DEVICE"])
+
+
+@pytest.mark.parametrize("value", ["12", " 12 ", "", "$(NODE_REQUESTS)", 12])
+def test_numbers_may_be_texts_that_are_numbers(value: object) -> None:
+    render({"orchestrator": {"config": {"MAX_REQUESTS": value}}})
+
+
+def test_texts_that_look_like_numbers_stay_texts() -> None:
+    values = {
+        **HTTP,
+        "tokens": {"existingSecret": "12345"},
+        "ingress": {"enabled": True, "hosts": ["*.example.com"], "tlsSecret": "2026"},
+        "verifier": {"priorityClassName": "123", "runtimeClassName": "on"},
+        "redis": {"enabled": True, "existingSecret": "7", "maxMemory": "268435456"},
+    }
+    found = str(render(values))
+    for text in ("12345", "2026", "123", "on", "7", "268435456", "*.example.com"):
+        assert f"'{text}'" in found
+        assert f": {text}," not in found
