@@ -32,6 +32,7 @@ NEEDED_DISK_GIB = 1.0
 BUSY_LOAD_PER_CORE = 0.5
 ANSWER_S = 1.0
 REDIS_URL = "redis://127.0.0.1:6379/0"
+REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 State = Literal["ok", "slow", "refused", "off"]
 
@@ -48,7 +49,9 @@ class Finding:
 
 
 def doctor(
-    port: Annotated[list[int] | None, typer.Option(help="A port you want; repeatable. Default: 50050, 8000.")] = None,
+    port: Annotated[
+        list[int] | None, typer.Option(min=0, max=65535, help="A port you want; repeatable. Default: 50050, 8000.")
+    ] = None,
     redis: Annotated[str, typer.Option(envvar="REDIS_URL", help="Redis that is wanted.")] = REDIS_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -145,9 +148,19 @@ def ports(wanted: list[int]) -> Iterator[Finding]:
 
 
 def redis_at(url: str) -> Finding:
-    """Whether a Redis answers, which keeps the prefix cache beyond the orchestrator's life."""
+    """Whether a Redis answers, which keeps the prefix cache beyond the orchestrator's life.
+
+    Raises typer.BadParameter if it is no URL of one.
+    """
     place = urlsplit(url)
-    host, port = place.hostname or "", place.port or 6379
+    try:
+        host, port = place.hostname or "", place.port or 6379
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--redis") from error
+    if place.scheme not in REDIS_SCHEMES or not (host or place.scheme == "unix"):
+        raise typer.BadParameter(f"must be a URL as in {REDIS_URL}, got {url!r}", param_hint="--redis")
+    if place.scheme == "unix":
+        return Finding("Redis", "off", f"{url} is not asked, only addresses are")
     try:
         with socket.create_connection((host, port), ANSWER_S) as connection:
             connection.settimeout(ANSWER_S)

@@ -62,6 +62,8 @@ def generate(
         raise typer.BadParameter("give --json-schema or --regex, not both")
     if acceptance and acceptance not in ACCEPTANCE:
         raise typer.BadParameter(f"must be one of {', '.join(ACCEPTANCE)}", param_hint="--acceptance")
+    if top_log_probs is not None and not as_json:
+        raise typer.BadParameter("needs --json", param_hint="--top-log-probs")
     # Seen before a model is loaded for it.
     _refuse_invalid(temperature=temperature, top_p=top_p)
     options = Options(

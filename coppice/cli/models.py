@@ -36,15 +36,18 @@ class ListedModel:
 
 def models(
     check: Annotated[
-        str, typer.Option(metavar="MODEL", help="Load this target without serving it, and say what it is, or why not.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="MODEL", help="Load this target without serving it, and say what it is, or why not."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """List the models that are known by name: what each is, whether it is here, and which drafters fit it.
 
     Any other checkpoint directory, GGUF file or hub id can be a target, too. The prefix cache drafts for every target.
     """
-    if check:
+    if check is not None:
+        if not check:
+            raise typer.BadParameter("must not be empty", param_hint="--check")
         require_extra("drafter")
         with refusing("--check", ValueError):
             described = checked(here(check, "--check"))

@@ -42,10 +42,17 @@ def new(
     }
     if not tenant:
         raise typer.BadParameter("must not be empty", param_hint="--tenant")
+    from orchestrator.api.tenants import parse_tokens
+
     secret = new_token()
     line: dict[str, Any] = {"tenant": tenant, "sha256": [token_digest(secret)]}
     if admin:
         line["admin"] = True
     line.update({name: value for name, value in limits.items() if value is not None})
+    text = json.dumps(line)
+    try:
+        parse_tokens(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("line 1: ")) from error
     typer.echo(secret, err=True)
-    typer.echo(json.dumps(line))
+    typer.echo(text)

@@ -34,6 +34,14 @@ def test_a_tenant_needs_a_name() -> None:
     assert CliRunner().invoke(app, ["token", "new", "--tenant", ""]).exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--weight", "--max-requests", "--max-tokens", "--max-priority"])
+def test_no_token_is_made_that_the_file_could_not_hold(option: str) -> None:
+    ended = CliRunner().invoke(app, ["token", "new", "--tenant", "a", option, str(2**32)])
+    assert ended.exit_code == 2
+    assert f"{option[2:].replace('-', '_')} must be a whole number" in ended.output
+    assert "sha256" not in ended.output
+
+
 @pytest.mark.parametrize("command", ["generate", "conformance", "top"])
 def test_a_token_of_the_environment_shows_in_no_help(command: str) -> None:
     secret = new_token()

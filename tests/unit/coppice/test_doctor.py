@@ -41,6 +41,20 @@ def test_a_redis_is_one_that_answers() -> None:
         assert doctor.redis_at(url).state == "off"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("--redis", "foo", "--redis: must be a URL as in redis://"),
+        ("--redis", "redis://127.0.0.1:99999/0", "--redis: Port out of range"),
+        ("--port", "99999", "'--port': "),
+    ],
+)
+def test_what_is_no_address_is_a_mistake(option: str, value: str, complaint: str) -> None:
+    ended = CliRunner().invoke(app, ["doctor", option, value])
+    assert ended.exit_code == 2
+    assert complaint in ended.output
+
+
 def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setitem(sys.modules, "redis", None)

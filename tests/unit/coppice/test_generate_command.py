@@ -29,6 +29,7 @@ def connected(*_: object) -> None:
         (["--token-ids", "1,x"], "--token-ids: must be unsigned 32-bit numbers with commas between, got 'x'"),
         (["--token-ids", "4294967296"], "got '4294967296'"),
         (["--prompt", "a", "--speculation", "fast"], "got 'fast'"),
+        (["--prompt", "a", "--top-log-probs", "3"], "--top-log-probs: needs --json"),
         (["--prompt", "a", "--speculation", "small-lm,fast"], "got 'fast'"),
     ],
 )

@@ -110,6 +110,7 @@ def test_layers_of_an_unknown_kind_are_told(tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (["models", "--check", "no/such/directory"], "there is no directory"),
+        (["models", "--check", ""], "--check: must not be empty"),
         (["export", "gguf", "--target", "no/such/directory", "--out", "x.gguf"], "no directory"),
         (["export", "gguf", "--target", DEFAULT_TARGET, "--out", "no/such/place.gguf"], "no directory no/such"),
         (["export", "gguf", "--target", DEFAULT_TARGET, "--out", "x.gguf", "--type", "q2"], "must be one of f32"),
