@@ -96,6 +96,8 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"orchestrator": {"config": {"MAX_REQUESTS": "abc"}}}, "MAX_REQUESTS"),
         ({"orchestrator": {"config": {"REQUIRE_DRAFTERS": "maybe"}}}, "REQUIRE_DRAFTERS"),
         ({"verifier": {"image": {"tag": "a b"}}}, "tag"),
+        ({"gateway": {"config": {"GRACE_S": None}}}, "GRACE_S"),
+        ({"drafterDefaults": {"config": {"GRACE_S": None}}}, "GRACE_S"),
         ({"verifier": {"extraEnv": [{"name": "LISTEN_ADDRESS", "value": "[::]:1"}]}}, "LISTEN_ADDRESS twice"),
         ({"orchestrator": {"extraEnv": [{"name": "GRACE_S", "value": "1"}]}}, "orchestrator has .* GRACE_S twice"),
         (
