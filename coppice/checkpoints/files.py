@@ -42,6 +42,24 @@ _MAX_MESSAGE = 600
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
+def config_of_suitable_files(model: str, weights_file: str = WEIGHTS_FILE) -> dict[str, Any]:
+    """config.json of a checkpoint directory whose files are those of a model, as far as their names tell.
+
+    Raises:
+        IncompatibleError: they are not.
+    """
+    directory = Path(model)
+    refuse_special_files(model)
+    _refuse_other_kinds(model, directory, weights_file)
+    config = read_config(model)
+    if (base := directory / "adapter_config.json").is_file():
+        raise IncompatibleError(
+            f"{model} has adapters ({base.name}): merge them into the model that they are for (peft: merge_and_unload, "
+            "then save_pretrained), without that file"
+        )
+    return config
+
+
 def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS_FILE) -> None:
     """Refuse a checkpoint by its files and configuration. `transformers` is the package that loads it later.
 
@@ -65,14 +83,7 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
         _refuse_unreadable_config(model, transformers)
         _refuse_quantised(model, config, transformers)
         return
-    refuse_special_files(model)
-    _refuse_other_kinds(model, directory, weights_file)
-    config = read_config(model)
-    if (base := directory / "adapter_config.json").is_file():
-        raise IncompatibleError(
-            f"{model} has adapters ({base.name}): merge them into the model that they are for (peft: merge_and_unload, "
-            "then save_pretrained), without that file"
-        )
+    config = config_of_suitable_files(model, weights_file)
     _refuse_other_models(model, config, transformers)
     _refuse_quantised(model, config, transformers)
     for name in _OBJECTS:

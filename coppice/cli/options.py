@@ -18,7 +18,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS, fitting_drafters
 from coppice.checkpoints.catalogue import NotInstalledError, local_model
-from coppice.checkpoints.files import read_object
+from coppice.checkpoints.files import config_of_suitable_files, read_object
 from coppice.cli.errors import require_extra
 from coppice.cli.topology import NO_DRAFTER, TopologySpec, parse_drafters
 from coppice.core.errors import IncompatibleError
@@ -198,6 +198,9 @@ def topology_spec(
         parsed = parse_drafters(drafters)
     require_device(device)
     target = here(target, "--target")
+    if Path(target).is_dir():
+        with refusing("--target", IncompatibleError):
+            config_of_suitable_files(target)
     parsed = tuple(replace(one, model=here(one.model, "--drafter")) for one in parsed)
     for one in parsed:
         with refusing("--drafter", IncompatibleError):

@@ -96,6 +96,8 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"orchestrator": {"config": {"MAX_REQUESTS": "abc"}}}, "MAX_REQUESTS"),
         ({"orchestrator": {"config": {"REQUIRE_DRAFTERS": "maybe"}}}, "REQUIRE_DRAFTERS"),
         ({"verifier": {"image": {"tag": "a b"}}}, "tag"),
+        ({"verifier": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}, "extraVolumes"),
+        ({"verifier": {"extraVolumeMounts": [{"name": "mine", "mountPath": "/tmp"}]}}, "extraVolumeMounts"),
         ({"gateway": {"config": {"GRACE_S": None}}}, "GRACE_S"),
         ({"drafterDefaults": {"config": {"GRACE_S": None}}}, "GRACE_S"),
         ({"verifier": {"extraEnv": [{"name": "LISTEN_ADDRESS", "value": "[::]:1"}]}}, "LISTEN_ADDRESS twice"),
