@@ -8,7 +8,7 @@ import sys
 
 from coppice.checkpoints.files import message_of, one_line
 from coppice.core.errors import CoppiceError
-from coppice.heap import release_library_pages, release_memory
+from coppice.heap import limit_arenas, release_library_pages, release_memory
 from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.memory_limit import check_memory
 from coppice.net import rpc
@@ -29,6 +29,7 @@ SWITCH_INTERVAL_S = 1e-4
 
 def main() -> int:
     """Run the service until SIGTERM; returns the exit status."""
+    limit_arenas()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         configure_logging(os.environ)
