@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,8 @@ class LinkedModules(Listener):
         self._dispatchers: list[Any] = []
         # Numba's libraries and their bitcode.
         self._released: list[tuple[Any, bytes]] = []
+        # Another thread that compiles has to wait until all are there.
+        self._lock = threading.Lock()
 
     def add(self, dispatcher: Any) -> None:
         """Release the modules of this function, too."""
@@ -64,9 +67,10 @@ class LinkedModules(Listener):
 
     def on_start(self, event: Event) -> None:
         """A function is about to be compiled: have all modules again."""
-        released, self._released = self._released, []
-        for library, bitcode in released:
-            library._shared_module = llvmlite.binding.parse_bitcode(bitcode)
+        with self._lock:
+            while self._released:
+                library, bitcode = self._released.pop()
+                library._shared_module = llvmlite.binding.parse_bitcode(bitcode)
 
     def on_end(self, event: Event) -> None:
         """It is compiled, or not."""
