@@ -32,7 +32,6 @@ NEEDED_DISK_GIB = 1.0
 BUSY_LOAD_PER_CORE = 0.5
 ANSWER_S = 1.0
 REDIS_URL = "redis://127.0.0.1:6379/0"
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 State = Literal["ok", "slow", "refused", "off"]
 
@@ -152,12 +151,14 @@ def redis_at(url: str) -> Finding:
 
     Raises typer.BadParameter if it is no URL of one.
     """
+    from orchestrator.config import REDIS_SCHEMES
+
     place = urlsplit(url)
     try:
         host, port = place.hostname or "", place.port or 6379
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--redis") from error
-    if place.scheme not in REDIS_SCHEMES or not (host or place.scheme == "unix"):
+    if not url.startswith(REDIS_SCHEMES) or not (host or place.scheme == "unix"):
         raise typer.BadParameter(f"must be a URL as in {REDIS_URL}, got {url!r}", param_hint="--redis")
     if place.scheme == "unix":
         return Finding("Redis", "off", f"{url} is not asked, only addresses are")

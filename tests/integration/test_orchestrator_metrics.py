@@ -147,21 +147,20 @@ async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes:
         assert before[f"planner_rate,{verifier}"] == before[f"planner_source_comparisons_total,{verifier}"] == 0
         assert not any(name.startswith("planner_source_share") for name in before)
         tried = f"planner_pauses_total,{verifier}", f"planner_probes_total,{verifier},who=all"
-        # When the first trial comes depends on the rates that it measures.
-        for number in range(20):
+        # When the first trial comes depends on the rates that it measures, and one may find that drafts do not pay
+        # where a verifier without a model was slow: a later one finds that they do.
+        for number in range(60):
             await client.generate(PROMPT, Options(max_tokens=200, seed=1, ignore_eos=True))
             values = read(orchestrator)
-            if number and sum(values[name] for name in tried):
+            if number and sum(values[name] for name in tried) > 0 and values[f"planner_pays,{verifier}"] == 1:
                 break
         assert orchestrator.cache is not None
         assert values["prefix_cache_reads_total"] == orchestrator.cache.counts.reads > 0
         assert values["prefix_cache_hits_total"] + values["prefix_cache_misses_total"] > 0
     assert values[f"planner_rate,{verifier}"] > 0
     shares = {kind: values[f"planner_source_share,{verifier},source={kind}"] for kind in ("small-lm", "wrong")}
-    # A server without a model may answer as fast without drafts.
-    pays = values[f"planner_pays,{verifier}"]
-    assert max(shares.values()) == pays
-    assert values[f"planner_source_comparisons_total,{verifier}"] >= pays
+    assert max(shares.values()) == 1
+    assert values[f"planner_source_comparisons_total,{verifier}"] >= 1
     assert sum(values[name] for name in tried) > 0
 
 
