@@ -52,3 +52,10 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     words = Tokenizer(models.WordLevel({chr(33 + index): index for index in range(vocab_size)}, unk_token="!"))
     words.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+
+
+def write_names_of_a_checkpoint(directory: Path) -> None:
+    """A directory with the files that the command line looks for in a checkpoint, and no model in them."""
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"")

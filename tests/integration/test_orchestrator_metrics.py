@@ -141,7 +141,8 @@ async def test_lost_peers_and_moved_sequences_are_counted(start_fakes: StartFake
 async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes: StartFakes) -> None:
     settings = {"planner": "adaptive", "cache_drafter": True, "linger_ms": 20}
     drafters = FakeDrafter(propose=perfect(depth=2)), FakeDrafter(propose=wrong(), kind="wrong")
-    async with start_fakes(FakeVerifier(), *drafters, **settings) as (client, orchestrator):
+    # A pass takes long enough for drafts to pay on a busy machine, too.
+    async with start_fakes(FakeVerifier(pass_s=0.01), *drafters, **settings) as (client, orchestrator):
         verifier = f"verifier={orchestrator.verifiers.clients[0].address}"
         before = read(orchestrator)
         assert before[f"planner_rate,{verifier}"] == before[f"planner_source_comparisons_total,{verifier}"] == 0

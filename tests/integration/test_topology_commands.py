@@ -24,6 +24,7 @@ from coppice.client import Client, Options
 from coppice.core.sampling import output_seed
 from tests.certificates import directory
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
+from tests.tiny_checkpoint import write_names_of_a_checkpoint
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +70,7 @@ asyncio.run(main())
 def services(tmp_path: Path) -> Path:
     """A directory in which `-m verifier_svc` and `-m drafter_svc` run fakes."""
     for model in ("toy", "broken", "cut", "foreign", "mortal"):
-        (tmp_path / model).mkdir()
+        write_names_of_a_checkpoint(tmp_path / model)
     for name in ("verifier_svc", "drafter_svc"):
         package = tmp_path / name
         package.mkdir()

@@ -14,7 +14,7 @@ from coppice.checkpoints.catalogue import CACHE_VARIABLE, CATALOGUE
 from coppice.cli.__main__ import app
 from coppice.cli.options import DEFAULT_TARGET, topology_spec
 from tests.families.checkpoints import FAMILIES, Family
-from tests.tiny_checkpoint import write_tiny_llama
+from tests.tiny_checkpoint import write_names_of_a_checkpoint, write_tiny_llama
 
 RUN = CliRunner()
 
@@ -136,4 +136,5 @@ def test_a_model_that_is_not_here_is_not_installed_without_consent(
 
 def test_drafters_of_the_bundled_target_are_for_it_alone(tmp_path: Path) -> None:
     assert [drafter.kind for drafter in topology_spec(DEFAULT_TARGET, None).drafters] == ["small-lm"]
-    assert topology_spec(str(tmp_path), None).drafters == ()
+    write_names_of_a_checkpoint(tmp_path / "other")
+    assert topology_spec(str(tmp_path / "other"), None).drafters == ()

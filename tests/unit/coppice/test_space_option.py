@@ -10,13 +10,14 @@ import typer
 from coppice.cli import options
 from coppice.cli.options import AUTO, DEFAULT_TARGET, OFF, topology_spec
 from coppice.cli.topology import NO_DRAFTER, Topology
+from tests.tiny_checkpoint import write_names_of_a_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SPACE_ADAPTER", raising=False)
     directory = tmp_path / "space"
-    directory.mkdir()
+    write_names_of_a_checkpoint(directory)
     (directory / "space.json").write_text("{}")
     monkeypatch.setattr(options, "DEFAULT_SPACE", directory)
     return directory
