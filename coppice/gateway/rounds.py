@@ -17,7 +17,7 @@ from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.endpoint import caller_metadata
 from coppice.gateway.errors import SERVER, ApiError, from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
-from coppice.gateway.upstream import RoundsCall, Upstream
+from coppice.gateway.upstream import Upstream
 from coppice.v1 import inference_pb2, tree_pb2
 
 _STATES = {
@@ -66,10 +66,11 @@ class RoundEvents:
     async def _stream(self, exchange: HttpExchange, request_id: str) -> None:
         if self._is_closed:
             raise _stopping()
-        call = self._upstream.watch_rounds(request_id, caller_metadata(exchange.headers))
+        caller = exchange.client, exchange.connection
+        call = self._upstream.watch_rounds(request_id, caller_metadata(exchange.headers), *caller)
         self._enders.add(call.cancel)
         try:
-            async with exchange.watched(lambda: _cancel(call)), exchange.kept_alive(self._config.keep_alive_s):
+            async with exchange.watched(call.cancel), exchange.kept_alive(self._config.keep_alive_s):
                 async for message in call:
                     await exchange.event(event_fields(message))
                 await exchange.end()
@@ -81,10 +82,6 @@ class RoundEvents:
         finally:
             self._enders.discard(call.cancel)
             call.cancel()
-
-
-def _cancel(call: RoundsCall) -> None:
-    call.cancel()
 
 
 def _stopping() -> ApiError:

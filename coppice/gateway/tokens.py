@@ -26,7 +26,7 @@ class Tokenize(Endpoint):
             request.prompt = fields.prompt or ""
             if fields.add_special_tokens is not None:
                 request.special_tokens = fields.add_special_tokens
-        answer = await self._upstream.tokenize(request, metadata, self.timeout_s(exchange))
+        answer = await self._upstream.tokenize(request, metadata, self.timeout_s(exchange), exchange.client)
         content = {
             "count": len(answer.token_ids),
             "max_model_len": model.info.max_context_tokens,
@@ -46,5 +46,5 @@ class Detokenize(Endpoint):
         metadata = caller_metadata(exchange.headers)
         await self._upstream.model_named(fields.model, metadata)
         request = inference_pb2.DetokenizeRequest(token_ids=fields.tokens)
-        answer = await self._upstream.detokenize(request, metadata, self.timeout_s(exchange))
+        answer = await self._upstream.detokenize(request, metadata, self.timeout_s(exchange), exchange.client)
         await exchange.answer(200, {"prompt": answer.text})

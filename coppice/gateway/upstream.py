@@ -12,20 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from coppice.gateway.errors import ApiError, from_rpc
 from coppice.net.certificates import Certificates
 from coppice.net.loop.call import LoopCall
 from coppice.net.loop.channel import LoopChannel
-from coppice.net.rpc import open_channel
-from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.v1 import inference_pb2
+
+Answer = TypeVar("Answer", covariant=True)
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-GENERATE = f"/{SERVICE_NAME}/Generate"
+GENERATE, GET_MODEL_INFO, TOKENIZE, DETOKENIZE, WATCH_ROUNDS = (
+    f"/{SERVICE_NAME}/{name}" for name in ("Generate", "GetModelInfo", "Tokenize", "Detokenize", "WatchRounds")
+)
+HEALTH = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
 # Calls that only read what the orchestrator knows.
 QUICK_TIMEOUT_S = 5.0
 # How long the served model's name is taken as known: a restarted orchestrator may serve another.
@@ -35,7 +39,7 @@ NUM_CHANNELS = 16
 
 Metadata = Sequence[tuple[str, str]]
 Call = LoopCall[inference_pb2.GenerateResponse]
-RoundsCall = grpc.aio.UnaryStreamCall[Any, inference_pb2.WatchRoundsResponse]
+RoundsCall = LoopCall[inference_pb2.WatchRoundsResponse]
 
 
 @dataclass(frozen=True)
@@ -50,24 +54,30 @@ class ServedModel:
         return name in (self.name, self.info.model)
 
 
+class _Request(Protocol):
+    def SerializeToString(self) -> bytes: ...  # noqa: N802  protobuf's
+
+
+class _AnswerType(Protocol[Answer]):
+    def FromString(self, data: bytes, /) -> Answer: ...  # noqa: N802  protobuf's
+
+
 class Upstream:
     """Calls of one orchestrator; close it."""
 
     def __init__(self, address: str, served_model_name: str = "", certificates: Certificates | None = None) -> None:
         self._served_model_name = served_model_name
         self._open = partial(LoopChannel, address, certificates)
-        self._channel = open_channel(address, certificates=certificates)
+        # Of calls with one answer, and of streams that last.
+        self._quick, self._rounds = self._open(), self._open()
         # Of generations, by their numbers.
         self._channels: dict[int, LoopChannel] = {}
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._known: ServedModel | None = None
         self._known_s = 0.0
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
-        await self._channel.close()
-        for channel in self._channels.values():
+        for channel in (self._quick, self._rounds, *self._channels.values()):
             await channel.close()
 
     def generate(
@@ -81,11 +91,11 @@ class Upstream:
         parse = inference_pb2.GenerateResponse.FromString
         return channel.call(GENERATE, prompt, parse, metadata, timeout_s, shared, client, connection)
 
-    def watch_rounds(self, request_id: str, metadata: Metadata) -> RoundsCall:
-        """Begin to watch rounds, of one request or of all that the caller may see."""
-        request = inference_pb2.WatchRoundsRequest(request_id=request_id)
-        call: RoundsCall = self._stub.WatchRounds(request, metadata=metadata)
-        return call
+    def watch_rounds(self, request_id: str, metadata: Metadata, client: str, connection: str) -> RoundsCall:
+        """Begin to watch rounds, of one request or of all that the caller may see, for a connection of a client."""
+        request = inference_pb2.WatchRoundsRequest(request_id=request_id).SerializeToString()
+        parse = inference_pb2.WatchRoundsResponse.FromString
+        return self._rounds.call(WATCH_ROUNDS, request, parse, metadata, client=client, connection=connection)
 
     async def model(self, metadata: Metadata) -> ServedModel:
         """The served model, as the caller's token may see it.
@@ -94,9 +104,8 @@ class Upstream:
             ApiError: the orchestrator refuses the caller, or is not there.
         """
         with _as_api_error():
-            info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
-                inference_pb2.GetModelInfoRequest(), timeout=QUICK_TIMEOUT_S, metadata=metadata
-            )
+            request, answer_type = inference_pb2.GetModelInfoRequest(), inference_pb2.GetModelInfoResponse
+            info = await self._answer(GET_MODEL_INFO, request, answer_type, metadata)
         name = self._served_model_name or PurePosixPath(info.model).name or info.model
         self._known, self._known_s = ServedModel(name, info), time.monotonic()
         return self._known
@@ -117,7 +126,7 @@ class Upstream:
         return model
 
     async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, timeout_s: float
+        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, timeout_s: float, client: str
     ) -> inference_pb2.TokenizeResponse:
         """Tokens of a prompt or a conversation.
 
@@ -125,13 +134,10 @@ class Upstream:
             ApiError: the orchestrator refuses it, or is not there.
         """
         with _as_api_error({"messages.tools": "tools"}.get):
-            answer: inference_pb2.TokenizeResponse = await self._stub.Tokenize(
-                request, timeout=timeout_s, metadata=metadata
-            )
-        return answer
+            return await self._answer(TOKENIZE, request, inference_pb2.TokenizeResponse, metadata, timeout_s, client)
 
     async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, timeout_s: float
+        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, timeout_s: float, client: str
     ) -> inference_pb2.DetokenizeResponse:
         """Text of tokens.
 
@@ -139,20 +145,44 @@ class Upstream:
             ApiError: the orchestrator refuses it, or is not there.
         """
         with _as_api_error({"token_ids": "tokens"}.get):
-            answer: inference_pb2.DetokenizeResponse = await self._stub.Detokenize(
-                request, timeout=timeout_s, metadata=metadata
+            return await self._answer(
+                DETOKENIZE, request, inference_pb2.DetokenizeResponse, metadata, timeout_s, client
             )
-        return answer
 
     async def is_serving(self) -> bool:
         """Whether the orchestrator takes requests; health checks need no token."""
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         try:
-            answer = await self._health.Check(
-                health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=QUICK_TIMEOUT_S
-            )
+            answer = await self._answer(HEALTH, request, health_pb2.HealthCheckResponse)
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _answer(
+        self,
+        path: str,
+        request: _Request,
+        answer_type: _AnswerType[Answer],
+        metadata: Metadata = (),
+        timeout_s: float = QUICK_TIMEOUT_S,
+        client: str = "",
+    ) -> Answer:
+        """The one answer to a call for a client, or for the gateway itself.
+
+        Raises:
+            grpc.aio.AioRpcError: the call has failed.
+        """
+        call = self._quick.call(
+            path, request.SerializeToString(), answer_type.FromString, metadata, timeout_s, client=client
+        )
+        try:
+            answers = [answer async for answer in call]
+        finally:
+            call.cancel()
+        if len(answers) != 1:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, f"{len(answers)} answers, not one")
+        return answers[0]
 
 
 @lru_cache(maxsize=4096)

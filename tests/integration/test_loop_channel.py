@@ -170,6 +170,15 @@ async def test_an_error_has_its_status_details_and_trailers_after_the_messages()
         assert (await refused(channel, "/coppice.test/Nothing")).code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("parse", [bytes.decode, status_pb2.Status.FromString])
+async def test_a_message_that_cannot_be_read_ends_the_call_here_and_there(parse: Any) -> None:
+    async with serving() as (_, address, _), channel_to(address) as channel:
+        call = channel.call(ECHO, b"\xff", parse)
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as caught:
+            await anext(call)
+        assert (caught.value.code(), call.has_ended) == (grpc.StatusCode.INTERNAL, True)
+
+
 async def test_a_deadline_ends_a_call_here_and_there() -> None:
     async with serving() as (methods, address, _), channel_to(address) as channel:
         error = await refused(channel, HANG, timeout_s=0.2)

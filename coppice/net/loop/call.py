@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from coppice.net.frames import Headers
 
@@ -104,7 +105,11 @@ class LoopCall(Generic[Message]):
         self._num_unread -= len(data)
         if self.has_room and not had_room:
             self.on_room()
-        return self._parse(data)
+        try:
+            return self._parse(data)
+        except (DecodeError, ValueError):
+            self.cancel()
+            raise _failure(grpc.StatusCode.INTERNAL, "a message that cannot be read") from None
 
     def cancel(self) -> None:
         """End the call; messages that were not read are dropped. Without effect after its end."""
@@ -145,8 +150,7 @@ class LoopCall(Generic[Message]):
 
     def fail(self, code: grpc.StatusCode, details: str, trailers: grpc.aio.Metadata | None = None) -> None:
         """End the call with an error."""
-        metadata = grpc.aio.Metadata() if trailers is None else trailers
-        self._ended(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details))
+        self._ended(_failure(code, details, trailers))
 
     def _ended(self, end: BaseException) -> None:
         if self._end is not None:
@@ -160,6 +164,11 @@ class LoopCall(Generic[Message]):
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+
+def _failure(code: grpc.StatusCode, details: str, trailers: grpc.aio.Metadata | None = None) -> grpc.aio.AioRpcError:
+    metadata = grpc.aio.Metadata() if trailers is None else trailers
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
 
 
 def _code(fields: dict[str, bytes]) -> grpc.StatusCode:

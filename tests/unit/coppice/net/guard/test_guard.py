@@ -324,8 +324,8 @@ async def test_data_of_calls_that_are_over_does_not_come_faster_than_others_bear
                 assert await method(b"hello", timeout=TIMEOUT_S) == b"hello"
                 times_s.append(time.monotonic() - started_s)
                 await asyncio.sleep(0.02)
-        # Where everything is taken at once, the first waits until all of it has been.
-        assert max(times_s) < 1.0
+        # Where everything is taken at once, the first waits until all of it has been: 4 s and more.
+        assert max(times_s) < 2.5
 
 
 async def test_who_sends_large_messages_on_streams_waits_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
