@@ -42,6 +42,10 @@ def main() -> int:
     # Before any thread starts: threads inherit it.
     os.nice(config.niceness)
     set_threads(config.num_threads)
+    # Imported here, after settings and threads: it imports torch.
+    from coppice.lean_torch import leave_out_compiler
+
+    leave_out_compiler()
     try:
         drafter = load_drafter(config)
     except (CoppiceError, OSError, ValueError) as error:

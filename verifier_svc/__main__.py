@@ -22,6 +22,10 @@ def main() -> None:
     config, certificates = read_settings()
     set_spin_count()
     # Imported here: it takes seconds, and errors in settings should be reported at once.
+    from coppice.lean_torch import leave_out_compiler
+
+    if config.tensor_parallel == 1:
+        leave_out_compiler()
     from verifier_svc.app import run_verifier
 
     run_verifier(config, certificates)
