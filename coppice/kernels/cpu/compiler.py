@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import sys
@@ -98,6 +99,8 @@ def _compile(function: Function, fast_math: set[str] | bool) -> Function:
     with _caching_in(directory):
         decorator: Any = numba.njit(fastmath=fast_math, error_model="numpy", nogil=True, cache=directory is not None)
         result = decorator(function)
+    if directory is not None:
+        _save_in_turns(result, directory)
     LINKED_MODULES.add(result)
     return cast(Function, result)
 
@@ -124,6 +127,25 @@ def _cache_directory(package: str) -> Path | None:
         else:
             return directory
     return None
+
+
+def _save_in_turns(dispatcher: Any, directory: Path) -> None:
+    """Let one process at a time save machine code.
+
+    Numba reads the index of a function's signatures, writes it with the next number, and then the code under that
+    number: of two processes that do so at once, one would find the code of the other's signature under its own.
+    """
+    file = dispatcher._cache._cache_file
+    save = file.save
+
+    def in_turn(key: Any, data: Any) -> None:
+        with (directory / "lock").open("w") as lock:
+            # Not every file system has locks.
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            save(key, data)
+
+    file.save = in_turn
 
 
 @contextlib.contextmanager

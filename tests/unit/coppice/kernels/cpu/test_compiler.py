@@ -1,13 +1,18 @@
-"""LLVM's modules of compiled functions are freed, and there again when others are compiled with them."""
+"""Machine code on disk, and LLVM's modules of compiled functions: freed, and there again for what calls them."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from coppice.kernels.cpu import compiler
 
 PACKAGE = """
 from coppice.kernels.cpu.compiler import compiled_exactly
@@ -73,3 +78,33 @@ def test_numba_refuses_to_link_what_is_not_there(run: Callable[..., subprocess.C
     ended = run("outer", "without")
     assert ended.returncode
     assert "unfit for linking" in ended.stderr
+
+
+def test_of_two_that_save_at_once_each_finds_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_cache_directory", lambda _: tmp_path)
+    both = [compiler.compiled_exactly(doubled)._cache._cache_file for _ in range(2)]
+    # Each waits a while for the other between reading the index and writing it, and then writes it.
+    have_read = threading.Barrier(2)
+
+    def slow(read: Callable[[], Any]) -> Callable[[], Any]:
+        def read_slowly() -> Any:
+            found = read()
+            with contextlib.suppress(threading.BrokenBarrierError):
+                have_read.wait(0.5)
+            return found
+
+        return read_slowly
+
+    for file in both:
+        monkeypatch.setattr(file, "_load_index", slow(file._load_index))
+    savers = [threading.Thread(target=file.save, args=(name, name)) for file, name in zip(both, "ab", strict=True)]
+    for saver in savers:
+        saver.start()
+    for saver in savers:
+        saver.join()
+    found = compiler.compiled_exactly(doubled)._cache._cache_file
+    assert [found.load(name) for name in "ab"] == ["a", "b"]
+
+
+def doubled(number: float) -> float:
+    return 2 * number
