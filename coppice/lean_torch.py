@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -17,15 +19,12 @@ from transformers import utils
 from transformers.utils import import_utils
 
 _COMPILER = "torch._dynamo"
-# The one module of the compiler that transformers needs; the others are in no process that serves.
+# The one module of the compiler that transformers needs; others bring the whole compiler with them.
 _NEEDED = f"{_COMPILER}._trace_wrapped_higher_order_op"
 
 
 class _NoCompiler(ModuleType):
-    """Stands in for torch's compiler until something is asked of it that only the real one has.
-
-    Modules of the compiler cannot be imported meanwhile, which compiling does.
-    """
+    """Stands in for torch's compiler until something is asked of it that only the real one has."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(_COMPILER)
@@ -47,23 +46,44 @@ class _NoCompiler(ModuleType):
         return getattr(_real_compiler(), name)
 
 
+class _CompilerFinder(MetaPathFinder):
+    """Finds the modules of the real compiler, once one of them is imported in spite of the stand-in."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """None as long as no such module is asked for."""
+        if name == _NEEDED or not name.startswith(f"{_COMPILER}."):
+            return None
+        if not isinstance(sys.modules.get(_COMPILER), _NoCompiler):
+            return None
+        real = _real_compiler()
+        if name in sys.modules:
+            return ModuleSpec(name, _Loaded())
+        return PathFinder.find_spec(name, real.__path__)
+
+
+class _Loaded(Loader):
+    """Gives a module that has been imported meanwhile."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module as it is."""
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do."""
+
+
 def leave_out_compiler() -> None:
     """Let a stand-in take the place of torch's compiler, and transformers do without distributed tensors.
 
-    To be called before transformers' models are imported, in processes that serve on a CPU; without effect where the
-    compiler is there already, or is not what it is in torch 2.11 to 2.13.
+    To be called before transformers' models are imported, in processes that serve; without effect where the compiler is
+    there already, or not where it is in torch 2.11 to 2.13.
     """
     directory = Path(torch.__file__).parent / "_dynamo"
     if _COMPILER in sys.modules or not directory.is_dir():
         return
     stand_in: Any = _NoCompiler(directory)
     sys.modules[_COMPILER] = torch._dynamo = stand_in
-    try:
-        importlib.import_module(_NEEDED)
-    except (ImportError, AttributeError):
-        _real_compiler()
-        return
-    stand_in.__path__ = []
+    sys.meta_path.insert(0, _CompilerFinder())
     for module in (import_utils, utils):
         module.is_torch_distributed_available = _never  # type: ignore[attr-defined]
 
