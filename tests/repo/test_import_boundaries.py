@@ -42,7 +42,7 @@ class Blocker:
 
 MODEL_ROOMS = (
     "coppice.adapt", "coppice.lab.bench", "coppice.training", "coppice.colocated", "coppice.draft_models",
-    "coppice.kernels.cpu.packed_linear",
+    "coppice.kernels.cpu.packed_linear", "coppice.lean_torch",
 )
 sys.meta_path.insert(0, Blocker())
 for package_name in sys.argv[1:]:
