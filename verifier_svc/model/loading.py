@@ -67,7 +67,7 @@ from verifier_svc.model.precision import (
 )
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
-from verifier_svc.model.target_model import MET_LOGIT_ROWS, TargetInfo, TargetModel
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ _MOST_TOKENS_OF_STATES = 1 << 17
 # in other formats.
 _NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
 # Passes of up to this many rows are prepared while loading, within a time limit.
-_MOST_MET_ROWS = 1024
+_MET_ROWS = 256
 _MEETING_LIMIT_S = 5.0
 # Size that holds all of the probe's passes.
 _PROBE_BUCKET = 128
@@ -147,7 +147,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     limit = position_limit(model)
     size_cache(target, config, limit)
     target.record_now()
-    _settle(target, config.prefill_chunk)
+    _settle(target)
     # Ranks do not transfer hidden states.
     features = offered_features(target) if ranks is None else FeatureShape()
     head = load_own_head(config, model, vocab_size, features, weights)
@@ -200,13 +200,12 @@ def _warn_of_other_targets(model: PreTrainedModel, config: VerifierConfig) -> No
             is_made_for(Path(directory), model)
 
 
-def _settle(target: TargetModel, prefill_chunk: int) -> None:
+def _settle(target: TargetModel) -> None:
     """Prepare passes of a checked target, and free the weights that it does not keep."""
     if target.layers is not None:
         target.layers.release()
     if target.device.type == "cpu":
-        max_rows = min(prefill_chunk + MET_LOGIT_ROWS, _MOST_MET_ROWS)
-        logger.info("prepared %d pass sizes", target.prepare_sizes(max_rows, _MEETING_LIMIT_S))
+        logger.info("prepared %d pass sizes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
 
 
 def _round_as_served(model: PreTrainedModel, dtype: torch.dtype, quantization: str) -> None:

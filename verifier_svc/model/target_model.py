@@ -44,8 +44,6 @@ from verifier_svc.model.pass_graphs import Outputs, PassGraphs
 from verifier_svc.model.rope_regimes import make_rotary_rowwise
 from verifier_svc.model.tree_attention import TreeAttention
 
-# Passes with more rows are of prompts, whose logits are of few rows.
-MET_LOGIT_ROWS = 256
 # Recurrent states of sequences and at borders, before `set_num_states`.
 _PROBE_STATES = (4, 1)
 
@@ -349,7 +347,7 @@ class TargetModel:
             if time.monotonic() - started_s > limit_s:
                 break
             self.set_threads_for(size)
-            prepare_rows(self.model, size, with_output=size <= MET_LOGIT_ROWS)
+            prepare_rows(self.model, size)
             num_met += 1
         return num_met
 

@@ -12,7 +12,6 @@ from tests.allocations import allocated_mib
 from tests.unit.verifier_svc.tiny_engine import tiny_engine
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, padded_size, padded_sizes
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear, pack_linears, packed_layers
-from verifier_svc.model.target_model import MET_LOGIT_ROWS
 
 MAX_MIB = 1.0
 SIZES = padded_sizes(256, ROW_MULTIPLE)
@@ -55,22 +54,6 @@ def test_what_was_met_while_loading_leaves_nothing_later(new_model: Callable[[st
             for layer in layers:
                 layer(torch.zeros(count, layer.in_features))
     assert allocated_mib() - before < MAX_MIB
-
-
-def test_prompts_longer_than_trees_are_met_too_without_the_output_layer(
-    new_model: Callable[[str], PreTrainedModel],
-) -> None:
-    target = tiny_engine(new_model("llama"))._target
-    larger = [size for size in padded_sizes(512, ROW_MULTIPLE) if size > MET_LOGIT_ROWS]
-    assert target.prepare_sizes(512, limit_s=60.0) == len(SIZES) + len(larger)
-    output = target.model.get_output_embeddings()
-    before = allocated_mib()
-    with torch.inference_mode():
-        for count in larger:
-            for layer in packed_layers(target.model):
-                if layer is not output:
-                    layer(torch.zeros(count, layer.in_features))
-        assert allocated_mib() - before < MAX_MIB
 
 
 def test_a_large_model_s_sizes_are_not_all_met_while_loading(new_model: Callable[[str], PreTrainedModel]) -> None:

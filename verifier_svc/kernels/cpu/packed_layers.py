@@ -7,7 +7,6 @@ from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from coppice.kernels.cpu.packed_linear import Product, packed_product
 
@@ -87,15 +86,10 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 @torch.inference_mode()
-def prepare_rows(model: PreTrainedModel, num_rows: int, *, with_output: bool = True) -> None:
-    """Let oneDNN generate machine code for `num_rows` rows: one product per shape of packed weights.
-
-    The output layer, whose product takes longest, has no row for most tokens of a prompt.
-    """
-    output = model.get_output_embeddings()
+def prepare_rows(model: nn.Module, num_rows: int) -> None:
+    """Let oneDNN generate machine code for `num_rows` rows: one product per shape of packed weights."""
     for layer in one_of_each_shape(model):
-        if with_output or layer is not output:
-            layer(torch.zeros(num_rows, layer.in_features))
+        layer(torch.zeros(num_rows, layer.in_features))
 
 
 def one_of_each_shape(model: nn.Module) -> list[PackedLinear]:
