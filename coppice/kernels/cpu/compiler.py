@@ -135,7 +135,10 @@ def _save_in_turns(dispatcher: Any, directory: Path) -> None:
     Numba reads the index of a function's signatures, writes it with the next number, and then the code under that
     number: of two processes that do so at once, one would find the code of the other's signature under its own.
     """
-    file = dispatcher._cache._cache_file
+    # Private to Numba: another version may have none.
+    file = getattr(dispatcher._cache, "_cache_file", None)
+    if file is None:
+        return
     save = file.save
 
     def in_turn(key: Any, data: Any) -> None:
