@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -23,7 +23,7 @@ from coppice.net.loop.call import LoopCall
 from coppice.net.loop.channel import LoopChannel
 from coppice.v1 import inference_pb2
 
-Answer = TypeVar("Answer", covariant=True)
+Message = TypeVar("Message")
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 GENERATE, GET_MODEL_INFO, TOKENIZE, DETOKENIZE, WATCH_ROUNDS = (
@@ -52,14 +52,6 @@ class ServedModel:
     def is_named(self, name: str) -> bool:
         """Whether a request names it, by its name here or its name in gRPC."""
         return name in (self.name, self.info.model)
-
-
-class _Request(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802  protobuf's
-
-
-class _AnswerType(Protocol[Answer]):
-    def FromString(self, data: bytes, /) -> Answer: ...  # noqa: N802  protobuf's
 
 
 class Upstream:
@@ -104,8 +96,8 @@ class Upstream:
             ApiError: the orchestrator refuses the caller, or is not there.
         """
         with _as_api_error():
-            request, answer_type = inference_pb2.GetModelInfoRequest(), inference_pb2.GetModelInfoResponse
-            info = await self._answer(GET_MODEL_INFO, request, answer_type, metadata)
+            request, parse = inference_pb2.GetModelInfoRequest(), inference_pb2.GetModelInfoResponse.FromString
+            info = await self._answer(GET_MODEL_INFO, request.SerializeToString(), parse, metadata)
         name = self._served_model_name or PurePosixPath(info.model).name or info.model
         self._known, self._known_s = ServedModel(name, info), time.monotonic()
         return self._known
@@ -134,7 +126,8 @@ class Upstream:
             ApiError: the orchestrator refuses it, or is not there.
         """
         with _as_api_error({"messages.tools": "tools"}.get):
-            return await self._answer(TOKENIZE, request, inference_pb2.TokenizeResponse, metadata, timeout_s, client)
+            parse = inference_pb2.TokenizeResponse.FromString
+            return await self._answer(TOKENIZE, request.SerializeToString(), parse, metadata, timeout_s, client)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, timeout_s: float, client: str
@@ -145,15 +138,14 @@ class Upstream:
             ApiError: the orchestrator refuses it, or is not there.
         """
         with _as_api_error({"token_ids": "tokens"}.get):
-            return await self._answer(
-                DETOKENIZE, request, inference_pb2.DetokenizeResponse, metadata, timeout_s, client
-            )
+            parse = inference_pb2.DetokenizeResponse.FromString
+            return await self._answer(DETOKENIZE, request.SerializeToString(), parse, metadata, timeout_s, client)
 
     async def is_serving(self) -> bool:
         """Whether the orchestrator takes requests; health checks need no token."""
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         try:
-            answer = await self._answer(HEALTH, request, health_pb2.HealthCheckResponse)
+            answer = await self._answer(HEALTH, request.SerializeToString(), health_pb2.HealthCheckResponse.FromString)
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -161,20 +153,18 @@ class Upstream:
     async def _answer(
         self,
         path: str,
-        request: _Request,
-        answer_type: _AnswerType[Answer],
+        request: bytes,
+        parse: Callable[[bytes], Message],
         metadata: Metadata = (),
         timeout_s: float = QUICK_TIMEOUT_S,
         client: str = "",
-    ) -> Answer:
+    ) -> Message:
         """The one answer to a call for a client, or for the gateway itself.
 
         Raises:
             grpc.aio.AioRpcError: the call has failed.
         """
-        call = self._quick.call(
-            path, request.SerializeToString(), answer_type.FromString, metadata, timeout_s, client=client
-        )
+        call = self._quick.call(path, request, parse, metadata, timeout_s, client=client)
         try:
             answers = [answer async for answer in call]
         finally:

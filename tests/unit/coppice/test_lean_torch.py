@@ -15,7 +15,6 @@ import sys
 from coppice.lean_torch import leave_out_compiler
 leave_out_compiler()
 import torch
-from pathlib import Path
 from {module} import {function}
 {call}
 heavy = [name for name in ("torch._inductor", "torch.distributed.tensor", "torch._dynamo.eval_frame")
@@ -36,8 +35,6 @@ DRAFTER = {
     "function": "load_model",
     "call": "load_model(sys.argv[1], torch.device('cpu'))(torch.tensor([[1, 2, 3]]))",
 }
-
-
 NEEDS = ("from torch._dynamo import config", "torch.compile(print)")
 
 
