@@ -19,6 +19,8 @@ HOPS = ("client", "gateway", "verifier 1", "drafter 1")
 # Requests go on without a drafter, or with another verifier.
 SPARED = ("verifier 1", "drafter 1")
 DIRECTIONS = {"there": (SILENT, CLEAN), "back": (CLEAN, SILENT)}
+# Sooner than a silent peer is given up, so that no request waited for that.
+NOTICED_S = 5.0
 # The last request may have begun just before the end.
 REST_S = 1.0
 
@@ -37,7 +39,7 @@ async def partition(hop: str, direction: str, seconds: float) -> tuple[Ends, int
         deployment.proxies[hop].shape(*DIRECTIONS[direction])
         await asyncio.sleep(seconds)
         if hop in SPARED:
-            await eventually(lambda: load.ends.counts["completed"] > before)
+            await eventually(lambda: load.ends.counts["completed"] > before, NOTICED_S)
         meanwhile = load.ends.counts["completed"] - before
         deployment.proxies[hop].shape()
         await asyncio.sleep(REST_S)
