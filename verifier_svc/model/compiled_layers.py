@@ -347,18 +347,18 @@ class CompiledLayers:
         """Buffers for `num_rows` rows: those of the largest pass so far, or a part of them."""
         if self._buffers is None or len(self._buffers.qkv) < num_rows:
             weights = self.weights
-            seen = np.zeros((num_rows, self._heads, self._size), self._inputs)
+            seen = _aligned(self._inputs, num_rows, self._heads, self._size)
             self._buffers = Buffers(
-                normed=np.zeros((num_rows, weights.input_norms.shape[1]), self._inputs),
-                qkv=np.zeros((num_rows, _columns(weights.qkv)), np.float32),
-                query=np.zeros((num_rows, self._heads, self._size), np.float32),
-                key=np.zeros((num_rows, self._kv_heads, self._size), np.float32),
-                value=np.zeros((num_rows, self._kv_heads, self._size), np.float32),
+                normed=_aligned(self._inputs, num_rows, weights.input_norms.shape[1]),
+                qkv=_aligned(np.float32, num_rows, _columns(weights.qkv)),
+                query=_aligned(np.float32, num_rows, self._heads, self._size),
+                key=_aligned(np.float32, num_rows, self._kv_heads, self._size),
+                value=_aligned(np.float32, num_rows, self._kv_heads, self._size),
                 seen=seen,
                 seen_rows=seen.reshape(num_rows, -1),
-                change=np.zeros((num_rows, _columns(weights.output)), np.float32),
-                gate_up=np.zeros((num_rows, _columns(weights.gate_up)), np.float32),
-                gated=np.zeros((num_rows, _columns(weights.gate_up) // 2), self._inputs),
+                change=_aligned(np.float32, num_rows, _columns(weights.output)),
+                gate_up=_aligned(np.float32, num_rows, _columns(weights.gate_up)),
+                gated=_aligned(self._inputs, num_rows, _columns(weights.gate_up) // 2),
             )
         rooms: Any = [array[:num_rows] for array in self._buffers]
         return Buffers(*rooms)
@@ -545,7 +545,7 @@ def _matrices(
         for first in range(0, len(whole), _PACKED_ROWS):
             panels, some_scales = packing(whole[first : first + _PACKED_ROWS].numpy())
             if stacked is None:
-                stacked = _aligned((len(linears), -(-len(whole) // PANEL), *panels.shape[1:]), panels)
+                stacked = _aligned(panels.dtype, len(linears), -(-len(whole) // PANEL), *panels.shape[1:])
             stacked[at, first // PANEL :][: len(panels)] = panels
             own_scales.append(some_scales)
         all_scales = np.concatenate(own_scales)
@@ -565,7 +565,7 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(panels, 1).flatten(0, 2)
 
 
-def _aligned(shape: tuple[int, ...], alike: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Zeros of a shape and another array's type, aligned to a cache line."""
-    size = math.prod(shape)
-    return aligned_zeros(-(-size * alike.itemsize // 4)).view(alike.dtype)[:size].reshape(shape)
+def _aligned(kind: npt.DTypeLike, *shape: int) -> npt.NDArray[Any]:
+    """Zeros of a type and shape, aligned to a cache line."""
+    size, dtype = math.prod(shape), np.dtype(kind)
+    return aligned_zeros(-(-size * dtype.itemsize // 4)).view(dtype)[:size].reshape(shape)

@@ -17,6 +17,8 @@ import llvmlite.binding
 import numba
 from numba.core.event import Event, Listener, register
 
+from coppice.kernels.cpu.amx import MULTIPLIES_TILES
+
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -113,7 +115,8 @@ def _cache_directory(package: str) -> Path | None:
     older version of a function that it calls in another file.
     """
     (source,) = sys.modules[package].__path__
-    digest = hashlib.sha256()
+    # Numba knows the processor, but not whether the system lets a process use its tiles.
+    digest = hashlib.sha256(b"tiles" if MULTIPLIES_TILES else b"")
     for folder in dict.fromkeys([Path(__file__).parent, Path(source)]):
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())

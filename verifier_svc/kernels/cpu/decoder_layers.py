@@ -19,7 +19,16 @@ from coppice.kernels.cpu.exponentials import exact_exponentials
 from coppice.kernels.cpu.half_tables import FloatArray
 from coppice.kernels.cpu.norms import exact_rms_norm
 from verifier_svc.kernels.cpu.attention import RaggedRows, attend_rows, store_rows
-from verifier_svc.kernels.cpu.panel_products import PANEL, Inputs, Panels, address, multiply_panel, put_inputs
+from verifier_svc.kernels.cpu.panel_products import (
+    PANEL,
+    Inputs,
+    Panels,
+    address,
+    begin_products,
+    end_products,
+    multiply_panel,
+    put_inputs,
+)
 from verifier_svc.kernels.cpu.shared_work import CounterArray, done, take, wait_for
 
 IntArray = npt.NDArray[np.int64]
@@ -290,12 +299,14 @@ def share_product(
     `following` are the panels that are needed after these.
     """
     panels = matrices.panels[layer]
+    begin_products(inputs, panels)
     before, panel = -1, take(counters, phase)
     while panel < len(panels):
         ahead = next_address(panels, panel, panel - before, following)
         multiply_panel(inputs, panels, panel, matrices.scales[layer], matrices.biases[layer], result, ahead)
         done(counters, phase)
         before, panel = panel, take(counters, phase)
+    end_products(inputs, panels)
     wait_for(counters, phase, len(panels))
 
 
@@ -320,6 +331,7 @@ def share_gates(
     panels, scales, biases = matrices.panels[layer], matrices.scales[layer], matrices.biases[layer]
     num_pieces = len(panels) // 2
     powers = np.empty(PANEL, np.float32)
+    begin_products(buffers.normed, panels)
     before, piece = -1, take(counters, phase)
     while piece < num_pieces:
         gates, ups = 2 * piece, 2 * piece + 1
@@ -338,6 +350,7 @@ def share_gates(
             put_inputs(powers, buffers.gated[row, target : target + PANEL])
         done(counters, phase)
         before, piece = piece, take(counters, phase)
+    end_products(buffers.normed, panels)
     wait_for(counters, phase, num_pieces)
 
 

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from coppice.kernels.cpu.compiler import compiled_exactly
 from coppice.kernels.cpu.half_tables import FloatArray, HalfArray, halves
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
-from verifier_svc.kernels.cpu.panel_products import PANEL, add_up, address, pair_panels, put_inputs
+from verifier_svc.kernels.cpu.panel_products import (
+    PANEL,
+    add_up,
+    address,
+    begin_products,
+    end_products,
+    pair_panels,
+    put_inputs,
+)
 from verifier_svc.kernels.cpu.shared_work import CounterArray, SharedThreads, done, new_counters, take, wait_for
 
 # Rows of a block: whole tiles.
@@ -80,6 +88,7 @@ def multiply_rounded(
         for row in range(count):
             put_inputs(rows[first + row], inputs[row, :num_inputs])
         block = result[first : first + count]
+        begin_products(inputs[:count], panels)
         begin = piece // num_blocks * group
         for panel in range(begin, min(begin + group, len(panels))):
             column = panel * PANEL
@@ -94,6 +103,7 @@ def multiply_rounded(
                 for row in range(count):
                     for output in range(column, column + width):
                         block[row, output] += biases[output]
+        end_products(inputs[:count], panels)
         done(counters, 0)
         piece = take(counters, 0)
     wait_for(counters, 0, num_pieces)

@@ -44,6 +44,7 @@ from coppice.kernels.cpu.vector_code import (
     with_product,
 )
 from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
+from verifier_svc.kernels.cpu.amx_products import TILE, add_up_tiles, begin_tiles, end_tiles, suits_tiles
 
 WordArray = npt.NDArray[np.uint32]
 Panels: TypeAlias = FloatArray | WordArray | HalfArray | npt.NDArray[np.int8]
@@ -52,6 +53,7 @@ Inputs: TypeAlias = FloatArray | HalfArray
 # Numbers in the halves of a vector of words.
 _PAIR = 2 * LANES
 _LINE = 64
+_HALF_BYTES = 2
 # Tile of sums in registers: outputs, and upper bound of rows.
 PANEL = 64 if HAS_WIDE_REGISTERS else 32
 _TILE_ROWS = 6 if HAS_WIDE_REGISTERS else 2
@@ -105,14 +107,19 @@ def byte_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 def byte_pair_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
     """Weights [out, in] of 8 bits, without scales, as panels [ceil(out / PANEL), in / 2, 2 * PANEL].
 
-    For the processor's dot product of pairs: inputs are in bfloat16, and even in number.
+    For the processor's products of pairs: inputs are in bfloat16, and even in number.
     """
     panels = byte_panels(weights)
-    return panels.reshape(len(panels), -1, 2 * PANEL)
+    panels = panels.reshape(len(panels), -1, 2 * PANEL)
+    if suits_tiles(panels.shape[1]):
+        # Outputs of a tile after all pairs of one before; in each pair the first numbers, then the second ones.
+        steps = panels.reshape(len(panels), -1, TILE, 2, PANEL // TILE, TILE)
+        panels[:] = steps.transpose(0, 1, 4, 2, 3, 5).reshape(panels.shape)
+    return panels
 
 
 def pair_panels(weights: HalfArray) -> HalfArray:
-    """Weights [out, in] as panels [ceil(out / PANEL), in / 2, PANEL, 2], for the processor's dot product of pairs.
+    """Weights [out, in] as panels [ceil(out / PANEL), in / 2, PANEL, 2], for the processor's products of pairs.
 
     Inputs are in bfloat16 too, and even in number.
     """
@@ -121,6 +128,10 @@ def pair_panels(weights: HalfArray) -> HalfArray:
     panels: HalfArray = aligned_zeros(*split.transpose(0, 2, 1, 3).shape[:3]).view(np.uint16)
     panels = panels.reshape(len(whole), -1, PANEL, 2)
     panels[:] = split.transpose(0, 2, 1, 3)
+    if suits_tiles(panels.shape[1]):
+        # Outputs of a tile after all pairs of one before.
+        steps = panels.reshape(len(panels), -1, TILE, PANEL // TILE, TILE, 2)
+        panels[:] = steps.transpose(0, 1, 3, 2, 4, 5).reshape(panels.shape)
     return panels
 
 
@@ -162,7 +173,7 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
 def multiply_panel(
     inputs: Inputs, panels: Panels, panel: int, scales: FloatArray, biases: FloatArray, result: FloatArray, ahead: int
 ) -> None:
-    """One panel's outputs of all rows, each sum in one chain, times scales and plus biases.
+    """One panel's outputs of all rows, each sum in one chain, times scales and plus biases; see `add_up`.
 
     Args:
         inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
@@ -183,6 +194,26 @@ def multiply_panel(
         for row in range(len(result)):
             for column in range(begin, begin + PANEL):
                 result[row, column] += biases[column]
+
+
+@compiled_exactly
+def uses_tiles(inputs: Inputs, panels: Panels) -> bool:
+    """Whether products of these are computed in the processor's tiles; then see `begin_products`."""
+    return inputs.itemsize == _HALF_BYTES and suits_tiles(panels.shape[1])
+
+
+@compiled_exactly
+def begin_products(inputs: Inputs, panels: Panels) -> None:
+    """Set this thread up for products of these inputs with some panels, until `end_products`."""
+    if uses_tiles(inputs, panels):
+        begin_tiles(len(inputs))
+
+
+@compiled_exactly
+def end_products(inputs: Inputs, panels: Panels) -> None:
+    """Free what `begin_products` has set up."""
+    if uses_tiles(inputs, panels):
+        end_tiles()
 
 
 @compiled_exactly
@@ -223,7 +254,7 @@ def _put_halves(numbers: FloatArray, target: HalfArray) -> None:
 
 @compiled_exactly
 def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: FloatArray, column: int, ahead: int) -> None:
-    """One panel's outputs of all rows, in tiles of rows.
+    """One panel's outputs of all rows, in tiles of rows, between `begin_products` and `end_products`.
 
     Args:
         inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
@@ -236,6 +267,9 @@ def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: Float
             the first two tiles.
     """
     num_rows, num_steps = len(inputs), panels.shape[1]
+    if uses_tiles(inputs, panels):
+        add_up_tiles(inputs, panels, panel, result, column, ahead)
+        return
     count = min(num_rows, _TILE_ROWS)
     row = 0
     while row < num_rows:

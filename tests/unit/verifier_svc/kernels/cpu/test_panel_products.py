@@ -7,13 +7,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from coppice.kernels.cpu.amx import MULTIPLIES_TILES
 from coppice.kernels.cpu.half_tables import floats, halves
 from coppice.kernels.cpu.vector_code import MULTIPLIES_HALVES
 from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.kernels.cpu.panel_products import (
     PANEL,
+    begin_products,
     byte_pair_panels,
     byte_panels,
+    end_products,
     float_panels,
     multiply,
     multiply_panel,
@@ -119,19 +122,56 @@ def test_panels_of_every_kind_are_one_chain(kind: str, num_rows: int) -> None:
         assert (result[row] == by_multiply_add(rows[row], weights, 70) * factors + biases).all()
 
 
+def in_tiles(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """All sums by Intel's description of the tiles' products: 32 inputs at a time, even and odd ones apart."""
+    total = np.zeros((len(rows), len(weights)), F)
+    for begin in range(0, rows.shape[1], 32):
+        parts = [np.zeros_like(total), np.zeros_like(total)]
+        for index in range(begin, begin + 32):
+            factor, weight = np.broadcast_arrays(rows[:, index, None], weights[None, :, index])
+            parts[index % 2] = multiply_add(parts[index % 2], factor, weight, is_fused=True)
+        total += parts[0] + parts[1]
+    return total
+
+
+@pytest.mark.skipif(not MULTIPLIES_TILES, reason="needs the processor's products of bfloat16 tiles")
+@pytest.mark.parametrize("num_rows", [1, 2, 15, 16, 17, 31, 32, 33, 50])
+@pytest.mark.parametrize("kind", ["bfloat16", "bytes"])
+def test_products_in_tiles_have_the_described_bits_in_any_company(kind: str, num_rows: int) -> None:
+    rows, weights = halves(numbers(num_rows, 96)), numbers(2 * PANEL, 96, seed=1)
+    if kind == "bfloat16":
+        weights = floats(halves(weights))
+        panels: np.ndarray = pair_panels(halves(weights))
+    else:
+        weights = np.clip(np.rint(40 * weights), -127, 127).astype(F)
+        panels = byte_pair_panels(weights.astype(np.int8))
+    result = np.full((num_rows, 2 * PANEL), np.nan, F)
+    begin_products(rows, panels)
+    for panel in range(2):
+        multiply_panel(rows, panels, panel, NO_BIASES, NO_BIASES, result, 0)
+    end_products(rows, panels)
+    expected = in_tiles(floats(rows), weights)
+    assert (result == expected).all()
+    in_pairs = floats(rows).astype(np.float64) @ weights.T.astype(np.float64)
+    assert np.allclose(result, in_pairs, rtol=1e-4, atol=1.0)
+
+
 @pytest.mark.skipif(not MULTIPLIES_HALVES, reason="needs the processor's products of bfloat16")
+@pytest.mark.parametrize("num_inputs", [64, 70])
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13])
-def test_pairs_of_bytes_are_pairs_of_the_same_numbers(num_rows: int) -> None:
+def test_pairs_of_bytes_are_pairs_of_the_same_numbers(num_rows: int, num_inputs: int) -> None:
     """Bit for bit what panels of bfloat16 give, as integers of 8 bits are exact in it."""
-    rows = halves(numbers(num_rows, 70))
-    weights = np.clip(np.rint(40 * numbers(2 * PANEL, 70, seed=1)), -127, 127).astype(F)
+    rows = halves(numbers(num_rows, num_inputs))
+    weights = np.clip(np.rint(40 * numbers(2 * PANEL, num_inputs, seed=1)), -127, 127).astype(F)
     weights[0, :4] = -127, 127, 1, -1
     scales, biases = np.abs(numbers(2 * PANEL, seed=3)), numbers(2 * PANEL, seed=2)
     results = []
     for panels in (byte_pair_panels(weights.astype(np.int8)), pair_panels(halves(weights))):
         result = np.full((num_rows, 2 * PANEL), np.nan, F)
+        begin_products(rows, panels)
         for panel in range(2):
             multiply_panel(rows, panels, panel, scales, biases, result, 0)
+        end_products(rows, panels)
         results.append(result)
     assert (results[0] == results[1]).all()
     assert np.allclose(results[0], floats(rows) @ weights.T * scales + biases, rtol=1e-4, atol=1e-2)
