@@ -1,4 +1,4 @@
-"""Whether the processor multiplies tiles of bfloat16 (Intel AMX), and the system lets this process use them."""
+"""Detection of Intel AMX: the processor multiplies tiles of bfloat16, and the system lets this process use them."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def add_up_tiles(
         row += count
 
 
-class _Tiles:
-    """Generates code for tiles of sums: `num_blocks` blocks of rows by some tiles of outputs at a time.
+class _AmxCode:
+    """Generated code for tiles of sums: `num_blocks` blocks of rows by some tiles of outputs at a time.
 
     Tiles 0 to 3 are sums, the following ones inputs by block, the others weights in turn.
     """
@@ -240,7 +240,7 @@ def _call(num_blocks: int, is_bytes: bool) -> Callable[..., None]:
                 kinds = [types.int64] * (len(arguments) - 1) + [types.boolean]
                 pairs = zip(arguments, signature.args, kinds, strict=True)
                 numbers = [context.cast(builder, value, given, kind) for value, given, kind in pairs]
-                _Tiles(builder, num_blocks, is_bytes).generate(numbers)
+                _AmxCode(builder, num_blocks, is_bytes).generate(numbers)
             return context.get_dummy_value()
 
         some = source, source_stride, weights, num_tiles, target, target_stride, ahead, fetches
@@ -257,7 +257,7 @@ def _set_up(num_blocks: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             if MULTIPLIES_TILES:
                 rows = context.cast(builder, arguments[0], signature.args[0], types.int64)
-                _Tiles(builder, num_blocks, is_bytes=False).configure(rows)
+                _AmxCode(builder, num_blocks, is_bytes=False).configure(rows)
             return context.get_dummy_value()
 
         return types.void(num_rows), generate
@@ -270,7 +270,7 @@ def _release_tiles(_typing: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if MULTIPLIES_TILES:
-            _Tiles(builder, 1, is_bytes=False).release()
+            _AmxCode(builder, 1, is_bytes=False).release()
         return context.get_dummy_value()
 
     return types.void(), generate
