@@ -118,7 +118,10 @@ async def test_one_connection_alone_has_all_places(start_fakes: StartFakes) -> N
         connection(orchestrator, "127.0.0.1:1") as alone,
     ):
         admission = orchestrator.service.admission
-        calls = [asyncio.create_task(alone.tokens(20, number)) for number in range(40)]
+        # Long enough that none completes before the last has begun.
+        calls = [asyncio.create_task(alone.tokens(2000, number)) for number in range(40)]
         await eventually(lambda: admission.num_running == 40)
         assert admission.num_paused == 0
-        await asyncio.gather(*calls)
+        for call in calls:
+            call.cancel()
+        await eventually(lambda: admission.num_running == 0)
