@@ -1,7 +1,7 @@
 """Fuzzing at the servers' doors, in process: no message of a peer may crash, hang or bloat a service, nor be its fault.
 
 Each door is a real servicer on a real engine or drafter; only the socket is left out, so that 10^5 messages take
-minutes. Between messages a door is asked something sensible, whose answer must be what it always was.
+minutes. Between conversations a door is asked something sensible, whose answer must be what it always was.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Door(Protocol):
     """One service, as its peers reach it."""
 
     name: str
+    # Conversations at once: more than a service has places for would mostly be refused for that.
+    at_once: int
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
         """One call, or one stream, with messages of `chance`; counts messages and what they were answered with."""
@@ -94,6 +96,7 @@ class PublicDoor:
     """Generate and GetModelInfo of an orchestrator."""
 
     name = "orchestrator"
+    at_once = 25
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
@@ -142,6 +145,7 @@ class VerifierDoor:
     """Verify of a verifier, whose engine runs."""
 
     name = "verifier"
+    at_once = 2
 
     def __init__(self, engine: Engine, servicer: VerifierServicer) -> None:
         self._engine = engine
@@ -189,6 +193,7 @@ class DrafterDoor:
     """Draft of a drafter, whose model thread runs."""
 
     name = "drafter"
+    at_once = 2
 
     def __init__(self, service: DrafterService) -> None:
         self._service = service
@@ -229,18 +234,23 @@ async def fuzz(door: Door, num_messages: int, seed: int, tell: Callable[[str], N
     if not expected:
         raise FuzzError(f"the {door.name} says nothing at all")
     warm_mib = 0.0
+    places = asyncio.Semaphore(door.at_once)
     while counts["messages"] < num_messages:
-        number = counts["conversations"]
-        await _attempt(door, random.Random(f"{seed}/{door.name}/{number}"), counts, f"seed {seed}, number {number}")
-        counts["conversations"] += 1
-        if number % CHECK_EVERY == 0:
-            async with asyncio.timeout(DEADLINE_S):
-                if (tokens := list(await door.check())) != expected:
-                    raise FuzzError(f"the {door.name} says {tokens} and not {expected} after seed {seed}, {number}")
-            counts["checks"] += 1
+        first = counts["conversations"]
+        try:
+            async with asyncio.TaskGroup() as together:
+                for number in range(first, first + CHECK_EVERY):
+                    together.create_task(_attempt(door, seed, number, places, counts))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        counts["conversations"] += CHECK_EVERY
+        async with asyncio.timeout(DEADLINE_S):
+            if (tokens := list(await door.check())) != expected:
+                raise FuzzError(f"the {door.name} says {tokens} and not {expected} after seed {seed}, {first}")
+        counts["checks"] += 1
         if not warm_mib and counts["messages"] >= num_messages / 5:
             warm_mib = resident_mib()
-        if number % 500 == 499:
+        if counts["checks"] % 20 == 0:
             tell(f"{door.name}: {counts['messages']:,} messages")
     await _nothing_left(door)
     if num_messages >= MIN_MESSAGES_FOR_GROWTH:
@@ -259,14 +269,17 @@ def stream_of(kind: type[Any], chance: random.Random, counts: Counter[str]) -> l
     return readable
 
 
-async def _attempt(door: Door, chance: random.Random, counts: Counter[str], where: str) -> None:
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            await door.converse(chance, counts)
-    except TimeoutError:
-        raise FuzzError(f"the {door.name} hangs ({where})") from None
-    except FuzzError as error:
-        raise FuzzError(f"{error} ({where})") from None
+async def _attempt(door: Door, seed: int, number: int, places: asyncio.Semaphore, counts: Counter[str]) -> None:
+    chance = random.Random(f"{seed}/{door.name}/{number}")
+    where = f"seed {seed}, number {number}"
+    async with places:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await door.converse(chance, counts)
+        except TimeoutError:
+            raise FuzzError(f"the {door.name} hangs ({where})") from None
+        except FuzzError as error:
+            raise FuzzError(f"{error} ({where})") from None
 
 
 async def _nothing_left(door: Door) -> None:

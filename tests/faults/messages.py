@@ -128,10 +128,10 @@ def _fill(message: Message, chance: random.Random, depth: int) -> None:
 def _set(message: Message, field: Any, chance: random.Random, depth: int) -> None:
     """Give a field a value, or several."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        for _ in range(_count(chance)):
+        for _ in range(_count(chance, depth)):
             getattr(message, field.name)[chance.choice(_UNSIGNED)] = chance.choice(_FLOATS)
     elif field.is_repeated:
-        for _ in range(_count(chance)):
+        for _ in range(_count(chance, depth)):
             if field.message_type is None:
                 getattr(message, field.name).append(_value(field, chance))
             elif depth:
@@ -152,8 +152,10 @@ def _value(field: Any, chance: random.Random) -> Any:
     return chance.choice(_KINDS[field.cpp_type])
 
 
-def _count(chance: random.Random) -> int:
-    """How many entries: mostly few, sometimes far too many."""
+def _count(chance: random.Random, depth: int) -> int:
+    """How many entries: mostly few, sometimes far too many, but not of lists in lists: no door takes such sizes."""
+    if depth < _DEPTH - 1:
+        return chance.choice((0, 1, 2, 3))
     return chance.choice((0, 1, 2, 3, 8, 8, 70)) if chance.random() < 0.98 else chance.choice((500, 5000))
 
 

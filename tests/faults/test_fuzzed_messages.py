@@ -109,6 +109,7 @@ class BadDoor:
     """A service with one fault of its own."""
 
     name = "bad one"
+    at_once = 2
 
     def __init__(self, fault: str) -> None:
         self._fault = fault
