@@ -21,6 +21,7 @@ HEAD = {
 def write_pages(results: Path, out: Path) -> list[Path]:
     """Write a page for each `*.json` below `results`, and an index, to `out`.
 
+    A picture next to a file, which its suite has drawn, is copied; without one, the page keeps the picture that it has.
     Pages that an earlier call wrote and that have no file any more are deleted. Returns what was written.
     Raises ValueError for a file that holds no JSON object.
     """
@@ -32,12 +33,14 @@ def write_pages(results: Path, out: Path) -> list[Path]:
         if not isinstance(report, dict):
             raise ValueError(f"{source} holds no JSON object")
         name = "-".join(source.relative_to(results).with_suffix("").parts)
-        pictures = sorted(source.parent.glob(f"{source.stem}.png"))
-        for picture in pictures:
-            written.append(Path(shutil.copyfile(picture, out / f"{name}.png")))
+        drawn, picture = source.with_suffix(".png"), out / f"{name}.png"
+        if drawn.is_file():
+            shutil.copyfile(drawn, picture)
+        if picture.is_file():
+            written.append(picture)
         page = out / f"{name}.md"
         title = source.relative_to(results).as_posix()
-        page.write_text(_page(title, name, report, bool(pictures)), encoding="utf-8")
+        page.write_text(_page(title, name, report, picture.is_file()), encoding="utf-8")
         written.append(page)
         entries.append((name, title, report))
     index = out / "index.md"

@@ -13,7 +13,8 @@ import pytest
 
 from coppice.lab.bench.load.page import load_page
 
-RESULTS = Path(__file__).parents[6] / "results"
+ROOT = Path(__file__).parents[6]
+REPORT, PICTURE = ROOT / "results" / "load.json", ROOT / "docs" / "results" / "load.png"
 MORE = {"protocol": "grpc", "turns": 1, "leaving": 0.0, "lognormal": False}
 
 
@@ -39,10 +40,10 @@ class Reader(HTMLParser):
 
 
 def page(**changed: Any) -> tuple[Reader, str]:
-    report = json.loads((RESULTS / "load.json").read_text())
+    report = json.loads(REPORT.read_text())
     report["settings"] |= MORE
     report["date"] = "2026-11-27"
-    text = load_page({**report, **changed}, RESULTS / "load.png")
+    text = load_page({**report, **changed}, PICTURE)
     reader = Reader()
     reader.feed(text)
     assert not reader.open
@@ -53,14 +54,14 @@ def test_it_loads_nothing_from_elsewhere() -> None:
     reader, text = page()
     [image] = reader.fetched
     assert image.startswith("data:image/png;base64,")
-    assert base64.b64decode(image.partition(",")[2]) == (RESULTS / "load.png").read_bytes()
+    assert base64.b64decode(image.partition(",")[2]) == PICTURE.read_bytes()
     assert not re.findall(r"url\(|@import|<script|<link|https?://", text.replace(image, ""))
     assert "default-src 'none'" in text
 
 
 def test_it_says_what_the_rows_and_ratios_say() -> None:
     reader, _ = page()
-    report = json.loads((RESULTS / "load.json").read_text())
+    report = json.loads(REPORT.read_text())
     assert "Passed: none of" in reader.text
     most = max(
         (row for row in report["rows"] if row["part"] == "closed" and row["policy"] == "planner"),
