@@ -31,6 +31,8 @@ MULTIPLIES_HALVES = (
 # Numbers of a vector.
 LANES = 16
 NUMBER_BYTES = 4
+# Bytes of a line of the processor's caches.
+LINE_BYTES = 64
 FLOAT, WORD, INT = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VECTOR, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(WORD, LANES)
 BYTES = ir.IntType(8).as_pointer()
@@ -50,6 +52,15 @@ def with_product(builder: Any, sums: Any, factors: Any, numbers: Any) -> Any:
         return builder.fadd(sums, builder.fmul(factors, numbers))
     fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), _FUSED)
     return builder.call(fused, [factors, numbers, sums])
+
+
+def fetch(builder: Any, address: Any, num_bytes: int) -> None:
+    """Read the lines from an address on into the processor's second cache, and go on meanwhile."""
+    kind = ir.FunctionType(ir.VoidType(), [BYTES, WORD, WORD, WORD])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    for line in range(0, num_bytes, LINE_BYTES):
+        place = builder.inttoptr(builder.add(address, INT(line)), BYTES)
+        builder.call(prefetch, [place, WORD(0), WORD(2), WORD(1)])
 
 
 def unpacked(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[list[Any], list[Any]]:

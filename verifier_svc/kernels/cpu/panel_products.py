@@ -32,11 +32,13 @@ from coppice.kernels.cpu.vector_code import (
     HAS_WIDE_REGISTERS,
     INT,
     LANES,
+    LINE_BYTES,
     NUMBER_BYTES,
     VECTOR,
     WORD,
     WORDS,
     cgutils,
+    fetch,
     half_of,
     in_every_lane,
     unaligned,
@@ -52,7 +54,6 @@ Inputs: TypeAlias = FloatArray | HalfArray
 
 # Numbers in the halves of a vector of words.
 _PAIR = 2 * LANES
-_LINE = 64
 _HALF_BYTES = 2
 # Tile of sums in registers: outputs, and upper bound of rows.
 PANEL = 64 if HAS_WIDE_REGISTERS else 32
@@ -111,10 +112,7 @@ def byte_pair_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
     """
     panels = byte_panels(weights)
     panels = panels.reshape(len(panels), -1, 2 * PANEL)
-    if suits_tiles(panels.shape[1]):
-        # Outputs of a tile after all pairs of one before; in each pair the first numbers, then the second ones.
-        steps = panels.reshape(len(panels), -1, TILE, 2, PANEL // TILE, TILE)
-        panels[:] = steps.transpose(0, 1, 4, 2, 3, 5).reshape(panels.shape)
+    _order_tiles(panels, apart=2)
     return panels
 
 
@@ -128,11 +126,18 @@ def pair_panels(weights: HalfArray) -> HalfArray:
     panels: HalfArray = aligned_zeros(*split.transpose(0, 2, 1, 3).shape[:3]).view(np.uint16)
     panels = panels.reshape(len(whole), -1, PANEL, 2)
     panels[:] = split.transpose(0, 2, 1, 3)
-    if suits_tiles(panels.shape[1]):
-        # Outputs of a tile after all pairs of one before.
-        steps = panels.reshape(len(panels), -1, TILE, PANEL // TILE, TILE, 2)
-        panels[:] = steps.transpose(0, 1, 3, 2, 4, 5).reshape(panels.shape)
+    _order_tiles(panels, apart=1)
     return panels
+
+
+def _order_tiles(panels: npt.NDArray[Any], apart: int) -> None:
+    """Order panels of pairs [P, in / 2, ...] as `add_up_tiles` reads them; where it does not, nothing changes.
+
+    With `apart` = 1 the numbers of a pair are next to each other, with 2 all first numbers come before all second ones.
+    """
+    if suits_tiles(panels.shape[1]):
+        steps = panels.reshape(len(panels), -1, TILE, apart, PANEL // TILE, TILE, 2 // apart)
+        panels[:] = steps.transpose(0, 1, 4, 2, 3, 5, 6).reshape(panels.shape)
 
 
 def _whole_panels(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -225,7 +230,7 @@ def address(panels: Panels, panel: int) -> int:
 @compiled_exactly
 def fetched_bytes(panels: Panels) -> int:
     """Bytes that a tile fetches ahead in each of its steps: half of a step's weights."""
-    return int(max(_LINE, panels.strides[1] // 2))
+    return int(max(LINE_BYTES, panels.strides[1] // 2))
 
 
 def put_inputs(numbers: FloatArray, target: Inputs) -> None:
@@ -339,12 +344,8 @@ class _Floats:
 
     def fetch(self, ahead: Any, step: Any) -> None:
         """Fetch a step's share of the panel at an address into the cache; see `fetched_bytes`."""
-        share = max(_LINE, self.step_bytes // 2)
-        kind = ir.FunctionType(ir.VoidType(), [BYTES, WORD, WORD, WORD])
-        prefetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(0, share, _LINE):
-            place = self.builder.add(ahead, self.builder.add(self.builder.mul(step, INT(share)), INT(line)))
-            self.builder.call(prefetch, [self.builder.inttoptr(place, BYTES), WORD(0), WORD(2), WORD(1)])
+        share = max(LINE_BYTES, self.step_bytes // 2)
+        fetch(self.builder, self.builder.add(ahead, self.builder.mul(step, INT(share))), share)
 
     def factor(self, address: Any) -> Any:
         """A row's input at an address, in every lane."""
