@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from coppice.client import Client, Options
 from coppice.completion import Completion
@@ -142,6 +145,33 @@ async def test_no_round_waits_for_a_slow_redis(redis: RedisServer) -> None:
         assert proxy.num_connections > 0
 
 
+async def test_a_redis_50_ms_away_costs_no_request_a_wait(redis: RedisServer) -> None:
+    """Of requests through it and of others, by turns, the fastest differ by less than half of one of its answers."""
+    delay_ms, fastest_ms = 50.0, [float("inf")] * 2
+    salts = [f"tenant {number}" for number in range(30)]
+    async with SlowProxy(redis.port, delay_s=delay_ms / 1000).running() as proxy:
+        async with orchestrator(redis.url) as near, orchestrator(proxy.url) as far:
+            # Each is cold to each tenant of its own.
+            for number, salt in enumerate(salts):
+                for place, (client, cache) in enumerate((near, far)):
+                    begun_s = time.monotonic()
+                    completion = await client.generate(PROMPT, replace(OPTIONS, cache_salt=f"{place} of {salt}"))
+                    fastest_ms[place] = min(fastest_ms[place], 1000 * (time.monotonic() - begun_s))
+                    assert completion.token_ids == EXPECTED
+                    await cache.flushed()
+                # More turns only where others take the machine.
+                if number >= 4 and fastest_ms[1] - fastest_ms[0] < delay_ms / 2:
+                    break
+            assert far[1].counts.reads > 0
+        # Its answers come in time for the later rounds of a request all the same.
+        async with orchestrator(proxy.url) as (client, cache):
+            for salt in salts[:3]:
+                await answered(client, cache, replace(OPTIONS, cache_salt=f"1 of {salt}"))
+            assert cache.counts.hits > 0
+            assert (cache.counts.errors, cache.counts.skipped) == (0, 0)
+    assert fastest_ms[1] - fastest_ms[0] < delay_ms / 2
+
+
 async def test_a_redis_that_is_too_slow_is_left_alone(redis: RedisServer) -> None:
     async with (
         SlowProxy(redis.port, delay_s=0.2).running() as proxy,
@@ -241,6 +271,24 @@ async def test_a_change_costs_two_round_trips_and_a_digest_of_what_was_there(red
     assert bytes_after - bytes_before <= 100 * (500 + 40 + 100)
 
 
+async def test_a_value_evicted_between_its_read_and_its_change_is_a_conflict_and_no_failure(
+    redis: RedisServer,
+) -> None:
+    counts = CacheCounts()
+    store = RedisStore.open(redis.url, ttl_s=1000.0, timeout_s=5.0, counts=counts)
+    keys = [b"stays", b"vanishes"]
+    async with redis.client() as own:
+        for number in range(4):
+            await own.mset(dict.fromkeys(keys, b"%d" % number))
+            before = dict(zip(keys, await store.read(keys), strict=True))
+            await own.delete(b"vanishes")
+            assert await store.replace(before, dict.fromkeys(keys, b"more")) == [b"vanishes"]
+            assert await store.read(keys) == [b"more", None]
+            assert await store.replace({b"vanishes": None}, {b"vanishes": b"more"}) == []
+    await store.close()
+    assert (counts.errors, counts.skipped) == (0, 0)
+
+
 async def test_more_calls_than_connections_are_not_made(redis: RedisServer) -> None:
     counts = CacheCounts()
     async with SlowProxy(redis.port, delay_s=0.05).running() as proxy:
@@ -265,6 +313,129 @@ async def test_a_redis_that_evicts_is_one_that_has_forgotten(redis: RedisServer)
         assert (await own.info("stats"))["evicted_keys"] > 0
         assert cache.counts.invalid_values == 0
         await own.config_set("maxmemory", "0")
+
+
+async def test_a_wrong_password_fails_no_request_and_is_said_once(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with redis.client() as own, orchestrator(with_password(redis, "outdated")) as (client, cache):
+        await own.config_set("requirepass", "current")
+        await many_answered(client, cache)
+        assert 0 < cache.counts.errors < cache.counts.skipped
+        assert await own.dbsize() == await num_reads(own) == 0
+        # One of reads and one of writes, and neither has the password.
+        assert_warned(caplog, ["AuthenticationError"] * 2)
+        assert "outdated" not in caplog.text
+        await own.config_set("requirepass", "outdated")
+        await used_again(client, cache, own)
+    assert_warned(caplog, ["AuthenticationError"] * 2)
+
+
+async def test_a_password_that_changes_fails_no_request_and_is_said_once(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with redis.client() as own:
+        await own.config_set("requirepass", "first")
+        async with orchestrator(with_password(redis, "first")) as (client, cache):
+            await answered(client, cache)
+            size = await own.dbsize()
+            assert size > 0
+            await own.config_set("requirepass", "second")
+            # A connection that has given a password keeps its rights: only new ones meet the other.
+            await answered(client, cache, replace(OPTIONS, cache_salt="before"))
+            assert cache.counts.errors == 0
+            assert await own.dbsize() > size
+            size = await own.dbsize()
+            await own.client_kill_filter(_type="normal", skipme=True)
+            await many_answered(client, cache)
+            assert await own.dbsize() == size
+            # Of connections that were closed, of the password, or both.
+            assert_warned(caplog, ["Redis fails"] * 2)
+            await own.config_set("requirepass", "first")
+            await used_again(client, cache, own)
+    assert_warned(caplog, ["Redis fails"] * 2)
+
+
+async def test_a_replica_without_a_master_is_read_and_said_once(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with redis.client() as own:
+        async with orchestrator(redis.url) as (client, cache):
+            cold = await answered(client, cache)
+        await own.replicaof("127.0.0.1", "1")
+        async with orchestrator(redis.url) as (client, cache):
+            warm = await answered(client, cache)
+            assert cache.counts.hits > 0
+            size = await own.dbsize()
+            before = await num_reads(own)
+            await many_answered(client, cache)
+            assert await num_reads(own) > before
+            assert await own.dbsize() == size
+            assert_warned(caplog, ["read only replica"])
+            await own.replicaof("NO", "ONE")
+            await used_again(client, cache, own)
+    assert_warned(caplog, ["read only replica"])
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+
+
+async def test_evicted_values_are_misses_and_said_nowhere(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    async with redis.client() as own:
+        await own.config_set("maxmemory-policy", "allkeys-lru")
+        async with orchestrator(redis.url) as writer:
+            await answered(*writer)
+            async with orchestrator(redis.url) as (client, cache):
+                await answered(client, cache)
+                assert cache.counts.hits > 0
+        keys = sorted(await own.keys("*"))
+        await own.delete(*keys[::2])
+        async with orchestrator(redis.url) as (client, cache):
+            # Every other value is gone, and the rest goes while it runs, with what it has written itself. Above what
+            # it holds there is room for buffers of connections, which cannot be evicted, and not for the tenants.
+            await own.config_set("maxmemory", str((await own.info("memory"))["used_memory"] + (256 << 10)))
+            await answered(client, cache)
+            await many_answered(client, cache, 64)
+            assert (await own.info("stats"))["evicted_keys"] > 100
+            assert (await own.exists(*keys)) < len(keys)
+            assert cache.counts.invalid_values == 0
+            await own.config_set("maxmemory", "0")
+            await used_again(client, cache, own)
+    assert_warned(caplog, [])
+
+
+def with_password(redis: RedisServer, password: str) -> str:
+    """Where it is, for a client that gives this password."""
+    return redis.url.replace("//", f"//:{password}@")
+
+
+async def many_answered(client: Client, cache: PrefixCache, number: int = 24) -> None:
+    """Requests of tenants of their own, more than a breaker has patience for, some at once."""
+    for first in range(0, number, 4):
+        tenants = [replace(OPTIONS, cache_salt=f"tenant {first + place}") for place in range(4)]
+        await asyncio.gather(*[answered(client, cache, options) for options in tenants])
+
+
+async def used_again(client: Client, cache: PrefixCache, own: Redis) -> None:
+    """Go on until Redis is read and written again."""
+    size, reads, salts = await own.dbsize(), await num_reads(own), itertools.count()
+
+    async def is_used() -> bool:
+        await answered(client, cache, replace(OPTIONS, cache_salt=f"again {next(salts)}"))
+        return await own.dbsize() > size and await num_reads(own) > reads
+
+    await until(is_used)
+
+
+async def num_reads(own: Redis) -> int:
+    """Reads that Redis has answered, without those that it refused."""
+    calls: int = (await own.info("commandstats")).get("cmdstat_mget", {}).get("calls", 0)
+    return calls
+
+
+def assert_warned(caplog: pytest.LogCaptureFixture, told: list[str]) -> None:
+    """Exactly so many lines at WARNING and above, each of which has its words."""
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == len(told), lines
+    assert all(words in line for words, line in zip(told, lines, strict=True)), lines
 
 
 async def test_a_node_of_a_cluster_that_sends_elsewhere_fails_no_request() -> None:
