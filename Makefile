@@ -123,7 +123,7 @@ soak: setup ## Faults for SOAK_MINUTES (10): nothing wrong, nothing hangs, memor
 kills: setup ## Kill verifier, drafter, orchestrator and Redis 100 times each under load
 	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
 
-attacks: setup ## Measure what strangers can do to a good client, about 15 minutes; writes ATTACK_RESULTS
+attacks: setup ## Measure what strangers can do to a good client, about 25 minutes; writes ATTACK_RESULTS
 	@$(BIN)/python -m tests.attacks --out $(ATTACK_RESULTS) $(ATTACKS_ARGS)
 
 # Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.

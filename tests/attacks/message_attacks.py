@@ -34,6 +34,8 @@ NUM_LONG, LONG_PROMPT = 4, 1_000_000
 HELD_BYTES, FINISH_BYTES_S = 64 * 1024, 4096
 NUM_UNREAD, UNREAD_TOKENS = 500, 256
 SMALL_WINDOW = 1_000
+# Between two bytes that a slow reader takes.
+READ_PAUSE_S = 1.0
 NUM_SCHEMAS, SCHEMA_KEYS = 40, 2_600
 NUM_GREEDY_CONNECTIONS, NUM_GREEDY_STREAMS, GREEDY_TOKENS = 200, 20, 400
 # A client that is told to wait does so before it asks again.
@@ -173,7 +175,21 @@ def small_window(attempt: Attempt) -> None:
     _unread(attempt, SMALL_WINDOW)
 
 
-def _unread(attempt: Attempt, window: int) -> None:
+def slow_streams(attempt: Attempt) -> None:
+    """500 complete valid calls for 256 tokens, by a client that takes a byte of each answer a second."""
+    _unread(attempt, 0, lambda running: b"".join([window_update(stream, 1) for stream in running]))
+
+
+def slow_connection(attempt: Attempt) -> None:
+    """The same, by a client that takes the connection's first 64 KiB, and then a byte of all answers a second."""
+    _unread(attempt, MAX_WINDOW, lambda _: window_update(0, 1))
+
+
+def _unread(attempt: Attempt, window: int, more: Callable[[set[int]], bytes] = lambda _: b"") -> None:
+    """Hold 500 calls whose streams have a window; `more` makes the frames, of open streams, that are sent each second.
+
+    Streams that are refused end, and are opened again, though not as fast as it goes.
+    """
     block = request_block(attempt.target.path)
     message = framed(generate(UNREAD_TOKENS))
 
@@ -187,7 +203,9 @@ def _unread(attempt: Attempt, window: int) -> None:
                 connection.window -= len(message)
                 connection.tally["messages"] += 1
                 connection.take()
-            # Streams that are refused end, and are opened again, though not as fast as it goes.
+            if time.monotonic() >= connection.next_s:
+                connection.next_s = time.monotonic() + READ_PAUSE_S
+                connection.send(more(connection.running))
             connection.wait(0.2)
             attempt.sleep(0.05)
 
