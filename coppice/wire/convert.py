@@ -185,7 +185,7 @@ def outcome_log_probs(message: verifier_pb2.Outcome) -> tuple[TokenLogProbs, ...
         return ()
     num_tokens, num_top = len(message.token_ids), len(message.top_token_ids)
     if len(message.log_probs) != num_tokens or num_top % num_tokens or num_top != len(message.top_log_probs):
-        raise CoppiceError("an outcome's log-probabilities do not fit its tokens")
+        raise CoppiceError("the verifier's log-probabilities do not fit its tokens")
     width = num_top // num_tokens
     ids, values = tuple(message.top_token_ids), tuple(message.top_log_probs)
     return tuple(

@@ -26,7 +26,7 @@ BACKOFF_MAX_S = 1.0
 # The channel's own backoff must not exceed the stream's, nor the time that requests wait.
 CHANNEL_BACKOFF_MAX_MS = 1000
 # Characters of a peer's own words in logs.
-_MOST_WORDS = 300
+MOST_WORDS = 300
 # Unsent messages at which a peer counts as stuck.
 MAX_UNSENT = 8192
 # Bytes of an opening that lets other sequences' messages pass.
@@ -156,7 +156,7 @@ class PeerStream(Generic[Request, Response]):
             await self._converse()
         except grpc.aio.AioRpcError as error:
             self.refusal = None
-            return f"{error.code().name}: {(error.details() or '')[:_MOST_WORDS]}", self._end()
+            return f"{error.code().name}: {(error.details() or '')[:MOST_WORDS]}", self._end()
         except UnreadablePeerError:
             return "it sent an unreadable message", self._end()
         except CoppiceError as error:

@@ -16,18 +16,20 @@ from coppice.core.errors import (
     CoppiceError,
     IncompatibleError,
     InvalidRequestError,
+    InvalidTreeError,
     OverloadedError,
     UnavailableError,
     UnsupportedError,
 )
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.net.certificates import Certificates
+from coppice.net.rpc import status_code_name
 from coppice.obs.logs import of_request
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.wire import convert as wire
 from coppice.wire.unreadable import received
 from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
-from orchestrator.peers.peer_stream import PeerStream
+from orchestrator.peers.peer_stream import MOST_WORDS, PeerStream
 from orchestrator.peers.routing import RouteCandidate
 from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 10.0
 # Verifiers report load ten times a second while passes run; older reports and refusals are ignored.
 LOAD_IS_NEWS_S = 1.0
+_FINISH_REASONS = frozenset(sampling_pb2.FinishReason.values()) - {sampling_pb2.FINISH_REASON_UNSPECIFIED}
 
 
 @dataclass(frozen=True)
@@ -268,10 +271,10 @@ class VerifierClient:
         try:
             self._dispatch(handler, message)
         except CoppiceError as error:
-            self._fail(message.sequence_id, error)
+            self._fail(handler, message.sequence_id, error)
         except Exception:  # a bug of ours ends this sequence, not the stream of all
             logger.exception("sequence %d failed", message.sequence_id, extra=of_request(handler.request_id))
-            self._fail(message.sequence_id, CoppiceError("internal error"))
+            self._fail(handler, message.sequence_id, CoppiceError("internal error"))
 
     def _dispatch(self, handler: VerifierHandler, message: verifier_pb2.VerifyResponse) -> None:
         match message.WhichOneof("event"):
@@ -282,6 +285,8 @@ class VerifierClient:
             case "finished":
                 self._forget(message.sequence_id)
                 finished = message.finished
+                if finished.reason not in _FINISH_REASONS:
+                    raise CoppiceError(f"the verifier ended an output for an unknown reason, {finished.reason}")
                 match_text = finished.stop_match if finished.HasField("stop_match") else None
                 handler.on_finished(Finish(finished.reason, match_text, finished.queue_us, finished.cached_tokens))
             case "error":
@@ -294,7 +299,7 @@ class VerifierClient:
                 else:
                     handler.on_failed(error)
             case "draft_rejected":
-                told, extra = message.draft_rejected.message, of_request(handler.request_id)
+                told, extra = message.draft_rejected.message[:MOST_WORDS], of_request(handler.request_id)
                 logger.warning("the verifier rejected a draft: %s", told, extra=extra)
 
     def _on_news(self, message: verifier_pb2.VerifyResponse) -> None:
@@ -320,11 +325,9 @@ class VerifierClient:
         if not self._handlers:
             self._owner.on_idle(self)
 
-    def _fail(self, sequence_id: int, error: CoppiceError) -> None:
-        handler = self._handlers.get(sequence_id)
+    def _fail(self, handler: VerifierHandler, sequence_id: int, error: CoppiceError) -> None:
         self.leave(sequence_id)
-        if handler is not None:
-            handler.on_failed(error)
+        handler.on_failed(error)
 
 
 def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierInfo:
@@ -389,6 +392,10 @@ def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier
 
 
 def _outcome(message: verifier_pb2.Outcome) -> Outcome:
+    try:
+        redraft = wire.tree_from_proto(message.redraft) if message.redraft.token_ids else EMPTY_TREE
+    except InvalidTreeError as error:  # the verifier's fault, not the client's
+        raise CoppiceError(f"the verifier sent an invalid draft of its own: {error}") from error
     return Outcome(
         base_length=message.base_length,
         token_ids=tuple(message.token_ids),
@@ -405,7 +412,7 @@ def _outcome(message: verifier_pb2.Outcome) -> Outcome:
         near_ties=message.near_ties,
         draft_origin=message.draft_origin,
         bubble_us=message.bubble_us,
-        redraft=wire.tree_from_proto(message.redraft) if message.redraft.token_ids else EMPTY_TREE,
+        redraft=redraft,
     )
 
 
@@ -421,4 +428,6 @@ def _error(message: verifier_pb2.SequenceError) -> CoppiceError:
     if message.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]:
         text = message.message.removeprefix(f"{message.field}: ")
         return InvalidRequestError(message.field or "request", text)
-    return _ERRORS.get(message.code, CoppiceError)(message.message)
+    if message.code in _ERRORS:
+        return _ERRORS[message.code](message.message)
+    return CoppiceError(f"the verifier failed a sequence ({status_code_name(message.code)}): {message.message}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from coppice.core.errors import CoppiceError, UnavailableError
-from coppice.core.tree import TokenTree
+from coppice.core.tree import MAX_TREE_NODES, TokenTree
 from coppice.obs.logs import of_request
 from coppice.v1 import sampling_pb2
 from orchestrator.api.validation import GenerationRequest
@@ -202,13 +202,19 @@ class Generation:
         """Commit a round. Drafters are told first, since the next round waits for them.
 
         Raises:
-            CoppiceError: the outcome does not follow the committed tokens.
+            CoppiceError: the outcome does not follow the committed tokens, or has tokens that cannot be.
         """
+        if self._transcript.room <= 0 and (self.has_ended or self.finish_if_complete()):
+            return  # a verifier that goes on behind the limit
         if outcome.base_length != self._transcript.length:
             raise CoppiceError(
                 f"the verifier sent an outcome for {outcome.base_length} committed tokens, not for "
                 f"{self._transcript.length}"
             )
+        if len(outcome.token_ids) > MAX_TREE_NODES + 1:
+            raise CoppiceError(f"the verifier sent {len(outcome.token_ids)} tokens at once")
+        if max(outcome.token_ids, default=0) >= self._verifiers.info.vocab_size:
+            raise CoppiceError(f"the verifier sent the token id {max(outcome.token_ids)}, which there is not")
         if self._request.top_log_probs is not None and len(outcome.log_probs) != len(outcome.token_ids):
             raise CoppiceError("the verifier sent no log-probabilities")
         self._openings = self._refusals = 0
