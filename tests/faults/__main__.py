@@ -21,7 +21,7 @@ from coppice.lab.bench.environment import describe_machine, describe_run
 
 MINUTE_S = 60.0
 # Of the messages; what is left goes to the verifier, whose door is the fastest.
-PUBLIC_SHARE, DRAFTER_SHARE = 0.25, 0.25
+PUBLIC_SHARE, DRAFTER_SHARE, PEERS_SHARE = 0.25, 0.25, 0.05
 
 
 def main(
@@ -84,17 +84,18 @@ async def disturbed(plan: Any, target: str) -> Any:
 
 async def fuzz_all(num_messages: int, seed: int, violations: list[str]) -> dict[str, dict[str, float]]:
     """Fuzz every door, one after the other; what must not be is added to `violations`."""
-    from tests.faults.doors import drafter_door, public_door, verifier_door, write_checkpoint
+    from tests.faults.doors import drafter_door, peers_door, public_door, verifier_door, write_checkpoint
     from tests.faults.fuzz import FuzzError, fuzz
 
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         write_checkpoint(Path(directory))
-        public, drafts = round(num_messages * PUBLIC_SHARE), round(num_messages * DRAFTER_SHARE)
+        public, drafts, answers = (round(num_messages * share) for share in (PUBLIC_SHARE, DRAFTER_SHARE, PEERS_SHARE))
         for make, share in (
             (public_door(), public),
-            (verifier_door(Path(directory)), num_messages - public - drafts),
+            (verifier_door(Path(directory)), num_messages - public - drafts - answers),
             (drafter_door(Path(directory)), drafts),
+            (peers_door(), answers),
         ):
             started = time.monotonic()
             async with make as door:
@@ -104,7 +105,7 @@ async def fuzz_all(num_messages: int, seed: int, violations: list[str]) -> dict[
                 except FuzzError as error:
                     violations.append(str(error))
             results[door.name] = {**counts, "seconds": round(time.monotonic() - started)}
-            rows(f"messages to the {door.name}", results[door.name].items())
+            rows(f"messages at the door of the {door.name}", results[door.name].items())
     return results
 
 

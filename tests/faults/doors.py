@@ -20,6 +20,7 @@ from orchestrator.app import running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving
 from tests.faults.fuzz import DrafterDoor, PublicDoor, VerifierDoor
+from tests.faults.hostile_peers import HostileDrafter, HostileVerifier, PeersDoor, UnexpectedErrors
 from tests.tiny_checkpoint import tiny_llama
 from tests.toy_target import EOS, TOKENIZER_JSON, VOCAB
 from verifier_svc.config import VerifierConfig
@@ -45,9 +46,29 @@ async def public_door() -> AsyncIterator[PublicDoor]:
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving(FakeVerifier(pass_s=0.0)))
         drafter = await stack.enter_async_context(serving(FakeDrafter()))
-        config = Config(verifier_address=verifier, drafter_addresses=(drafter,), connect_timeout_s=10.0, grace_s=0.0)
+        config = Config(
+            verifier_address=verifier,
+            drafter_addresses=(drafter,),
+            connect_timeout_s=10.0,
+            grace_s=0.0,
+            watch_rounds=True,
+        )
         orchestrator = await stack.enter_async_context(running(config))
         yield PublicDoor(orchestrator.service)
+
+
+@contextlib.asynccontextmanager
+async def peers_door() -> AsyncIterator[PeersDoor]:
+    """A whole orchestrator, on a verifier and a drafter that are hostile at times."""
+    verifier, drafter, errors = HostileVerifier(pass_s=0.0, reroots=True), HostileDrafter(), UnexpectedErrors()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(errors.watching())
+        addresses = [await stack.enter_async_context(serving(peer)) for peer in (verifier, drafter)]
+        config = Config(
+            verifier_address=addresses[0], drafter_addresses=(addresses[1],), connect_timeout_s=10.0, grace_s=0.0
+        )
+        orchestrator = await stack.enter_async_context(running(config))
+        yield PeersDoor(orchestrator, verifier, drafter, errors)
 
 
 @contextlib.asynccontextmanager

@@ -36,6 +36,14 @@ MAX_GROWTH_MIB = 64.0
 MIN_MESSAGES_FOR_GROWTH = 1_000
 # Statuses that would blame the server for what its peer said, or say nothing.
 SERVERS_FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+# Three of four are the calls that cost most.
+PUBLIC_REQUESTS = (
+    *(inference_pb2.GenerateRequest,) * 12,
+    inference_pb2.TokenizeRequest,
+    inference_pb2.DetokenizeRequest,
+    inference_pb2.WatchRoundsRequest,
+    inference_pb2.GetModelInfoRequest,
+)
 _MAX_RESPONSES = 12
 _ALL = 10_000
 
@@ -67,6 +75,7 @@ class Context:
 
     sent: list[Any] = field(default_factory=list)
     code: str = "OK"
+    time_left_s: float = DEADLINE_S
     on_write: Callable[[Any], None] = lambda message: None
 
     async def send_initial_metadata(self, initial_metadata: Any) -> None:
@@ -86,14 +95,14 @@ class Context:
         await self.abort(status.code)
 
     def time_remaining(self) -> float:
-        return DEADLINE_S
+        return self.time_left_s
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
 
 class PublicDoor:
-    """Generate and GetModelInfo of an orchestrator."""
+    """The public API of an orchestrator, but for what is read of its rounds beyond the first messages."""
 
     name = "orchestrator"
     at_once = 25
@@ -102,7 +111,8 @@ class PublicDoor:
         self._service = service
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
-        request = hostile(inference_pb2.GenerateRequest, chance)
+        kind = chance.choice(PUBLIC_REQUESTS)
+        request = hostile(kind, chance)
         if request is None:
             counts["unreadable"] += 1
             return
@@ -110,35 +120,59 @@ class PublicDoor:
         context: Any = Context()
         # Clients leave when they have had enough.
         most = chance.choice((1, 3, _MAX_RESPONSES))
-        await self._call(request, context, most)
+        with contextlib.suppress(grpc.aio.AbortError):
+            if isinstance(request, inference_pb2.GenerateRequest):
+                await generate(self._service, request, context, most)
+            elif isinstance(request, inference_pb2.WatchRoundsRequest):
+                # The first message is the load; the second may have to wait for half a second.
+                await _read(self._service.WatchRounds(request, context), context, 1)
+            else:
+                answer = getattr(self._service, kind.DESCRIPTOR.name.removesuffix("Request"))
+                await context.write(await answer(request, context))
         counts[context.code] += 1
         if context.code in SERVERS_FAULTS:
             raise FuzzError(f"{context.code} to {request}")
 
     async def check(self) -> Sequence[int]:
-        await self._service.GetModelInfo(inference_pb2.GetModelInfoRequest(), Context())
-        request = inference_pb2.GenerateRequest(response=inference_pb2.ResponseOptions(token_ids=True))
-        request.token_ids.ids.extend(PROMPT)
-        request.sampling.temperature, request.sampling.seed = 1.0, 3
-        request.stopping.max_tokens = 12
-        context: Any = Context()
-        messages = await self._call(request, context, _ALL)
+        text = "".join(map(chr, PROMPT))
+        tokenized = await self._service.Tokenize(inference_pb2.TokenizeRequest(prompt=text), Context())
+        request = inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids)
+        if (again := (await self._service.Detokenize(request, Context())).text) != text:
+            raise FuzzError(f"the {self.name} says {again!r} and not {text!r}")
+        messages = await generate(self._service, sensible_request(12, 3), Context())
         return [token for message in messages for token in message.token_ids]
 
     def left(self) -> str:
         return f"{self._service.num_requests} requests" if self._service.num_requests else ""
 
-    async def _call(self, request: inference_pb2.GenerateRequest, context: Context, most: int) -> list[Any]:
-        messages: list[Any] = []
-        responses: Any = self._service.Generate(request, context)
-        async with contextlib.aclosing(responses):
-            with contextlib.suppress(grpc.aio.AbortError):
-                async for message in responses:
-                    await context.write(message)
-                    messages.append(message)
-                    if len(messages) >= most:
-                        break
-        return messages
+
+def sensible_request(max_tokens: int, seed: int) -> inference_pb2.GenerateRequest:
+    """A valid request for tokens."""
+    request = inference_pb2.GenerateRequest(response=inference_pb2.ResponseOptions(token_ids=True))
+    request.token_ids.ids.extend(PROMPT)
+    request.sampling.temperature, request.sampling.seed = 1.0, seed
+    request.stopping.max_tokens = max_tokens
+    return request
+
+
+async def generate(
+    service: InferenceService, request: inference_pb2.GenerateRequest, context: Context, most: int = _ALL
+) -> list[Any]:
+    """The first messages of an answer; the context has its status."""
+    return await _read(service.Generate(request, context), context, most)
+
+
+async def _read(responses: Any, context: Context, most: int) -> list[Any]:
+    """The first messages of a stream, which is then left."""
+    messages: list[Any] = []
+    async with contextlib.aclosing(responses):
+        with contextlib.suppress(grpc.aio.AbortError):
+            async for message in responses:
+                await context.write(message)
+                messages.append(message)
+                if len(messages) >= most:
+                    break
+    return messages
 
 
 class VerifierDoor:

@@ -334,9 +334,21 @@ def _drafted(chance: random.Random) -> drafter_pb2.DraftResponse:
     return response
 
 
+def _tokenize(chance: random.Random) -> inference_pb2.TokenizeRequest:
+    request = inference_pb2.TokenizeRequest(token_bytes=chance.random() < 0.5)
+    if chance.random() < 0.5:
+        request.prompt = "def add(a, b):"
+    else:
+        request.messages.messages.add(role="user", content="hello")
+    return request
+
+
 _VALID: dict[type[Message], Any] = {
     inference_pb2.GenerateRequest: _generate,
     inference_pb2.GetModelInfoRequest: lambda chance: inference_pb2.GetModelInfoRequest(),
+    inference_pb2.TokenizeRequest: _tokenize,
+    inference_pb2.DetokenizeRequest: lambda chance: inference_pb2.DetokenizeRequest(token_ids=PROMPT),
+    inference_pb2.WatchRoundsRequest: lambda chance: inference_pb2.WatchRoundsRequest(request_id="fuzz-1"),
     verifier_pb2.VerifyRequest: _verify,
     verifier_pb2.VerifyResponse: _verified,
     drafter_pb2.DraftRequest: _draft,

@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coppice.client import Options
+from coppice.client import Options, RequestFailedError
 from coppice.core.errors import InvalidRequestError
 from coppice.v1 import drafter_pb2, inference_pb2, tree_pb2, verifier_pb2
 from coppice.wire.convert import sampling_from_proto, stopping_from_proto, tree_from_proto
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults import fuzz as fuzzing
-from tests.faults.doors import public_door
+from tests.faults.doors import peers_door, public_door
 from tests.faults.fuzz import Context, FuzzError, fuzz
+from tests.faults.hostile_peers import HostileDrafter
 from tests.faults.messages import PROMPT, hostile, mangled_bytes, random_message, valid_message
 from tests.toy_target import babble, plain
 
 KINDS = [
     inference_pb2.GenerateRequest,
+    inference_pb2.TokenizeRequest,
     verifier_pb2.VerifyRequest,
     verifier_pb2.VerifyResponse,
     drafter_pb2.DraftRequest,
@@ -39,6 +41,14 @@ async def test_no_message_makes_an_orchestrator_crash_hang_or_blame_itself() -> 
     assert counts["messages"] >= 100
     # All sorts of answers were given, so that it was not one check that refused everything.
     assert min(counts["INVALID_ARGUMENT"], counts["OK"], counts["checks"]) > 0
+
+
+async def test_a_hostile_verifier_costs_its_own_requests_and_no_later_one() -> None:
+    async with peers_door() as door:
+        counts = await fuzz(door, num_messages=300, seed=1)
+    assert counts["messages"] >= 300
+    # Some of its answers were refused; those of the checks were not.
+    assert min(counts["INTERNAL"], counts["checks"]) > 0
 
 
 @given(st.randoms(use_true_random=True))
@@ -81,19 +91,6 @@ def test_a_seed_gives_the_same_messages_again_and_they_differ_from_each_other(ki
     assert mangled_bytes(valid, random.Random(1)) != valid
 
 
-class HostileDrafter(FakeDrafter):
-    """Says anything, mostly of sequences that there are."""
-
-    async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
-        chance = random.Random(8)
-        async for request in requests:
-            for message in filter(None, (hostile(drafter_pb2.DraftResponse, chance) for _ in range(6))):
-                if chance.random() < 0.8:
-                    message.sequence_id = request.sequence_id
-                self.num_trees += 1
-                yield message
-
-
 async def test_a_hostile_drafter_changes_no_token(start_fakes: StartFakes) -> None:
     drafter = HostileDrafter()
     # It is dropped from a sequence at its first mistake, so that each request gives it another chance.
@@ -103,6 +100,58 @@ async def test_a_hostile_drafter_changes_no_token(start_fakes: StartFakes) -> No
             assert list(answer.token_ids) == plain(babble, PROMPT, 20, seed)
         assert orchestrator.service.num_requests == 0
     assert drafter.num_trees > 100
+
+
+class LyingVerifier(FakeVerifier):
+    """Changes its first messages of a kind."""
+
+    lie: Callable[[verifier_pb2.VerifyResponse], None]
+
+    async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:  # noqa: N802
+        async for response in super().Verify(requests, context):
+            self.lie(response)
+            yield response
+
+
+def of_no_vocabulary(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("outcome"):
+        response.outcome.token_ids[-1] = 2**32 - 1
+
+
+def endless(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("outcome"):
+        response.outcome.token_ids.extend([98] * 1_000_000)
+
+
+def of_a_bad_draft(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("outcome"):
+        response.outcome.redraft.token_ids.extend([98, 99])
+        response.outcome.redraft.parents.extend([1, 0])
+
+
+def of_no_reason(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("finished"):
+        response.finished.reason = 99  # type: ignore[assignment]
+
+
+def of_no_code(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("finished"):
+        response.error.code, response.error.message = 1234, "it is broken"
+
+
+@pytest.mark.parametrize("lie", [of_no_vocabulary, endless, of_a_bad_draft, of_no_reason, of_no_code])
+async def test_a_lie_of_a_verifier_fails_its_request_and_the_log_says_whose_it_is(
+    lie: Callable[[verifier_pb2.VerifyResponse], None], start_fakes: StartFakes, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier = LyingVerifier()
+    verifier.lie = lie
+    async with start_fakes(verifier, FakeDrafter()) as (client, orchestrator):
+        with pytest.raises(RequestFailedError) as failed:
+            await client.generate(PROMPT, Options(max_tokens=8, seed=1), timeout_s=60.0)
+        assert failed.value.code.name == "INTERNAL"
+        assert orchestrator.service.num_requests == orchestrator.verifiers.num_sequences == 0
+        [error] = [record.exc_info[1] for record in caplog.records if record.exc_info]
+        assert "the verifier" in str(error)
 
 
 class BadDoor:
