@@ -1,7 +1,7 @@
-"""Write docs/licences.md: the licence of every package that the images have, and that extras ask for.
+"""Write docs/licences.md: version, licence and project of every package that the images have or extras ask for.
 
-Licences are those of the packages installed here. `make configuration` runs it; tests/repo/test_licences.py compares
-what is committed with the locks.
+Versions are the locks', licences and projects those of the packages installed here. `make configuration` runs it;
+tests/repo/test_licences.py compares what is committed with the locks and with the packages.
 """
 
 from __future__ import annotations
@@ -39,29 +39,40 @@ SPDX = {
     "MIT License": "MIT",
     "MPL-2.0 AND MIT": "MPL-2.0 AND MIT",
 }
-INTRODUCTION = """# Licences of dependencies
+# Labels of a project's addresses in metadata: its source code before its home page.
+PROJECT_LABELS = ("source", "source code", "repository", "code", "github", "homepage", "home")
+_TORCH = re.compile(r"^ARG TORCH_VERSION=(\S+)$", re.MULTILINE)
+INTRODUCTION = """# Dependencies and their licences
 
-<!-- Written by scripts/licences.py (`make configuration`) from the packages' metadata. -->
+<!-- Written by scripts/licences.py (`make configuration`) from the locks and the packages' metadata. -->
 
 Coppice is under Apache-2.0. These are the packages that its images have (`docker/locks/`) and that its extras ask for,
-as SPDX expressions by their own metadata; several licences of one package hold for parts of it. All are permissive, or,
-as MPL-2.0, ask nothing of code that merely imports them. CUDA builds of torch bring libraries of NVIDIA under
-NVIDIA's own terms.
+direct and transitive. Licences are SPDX expressions by the packages' own metadata; several licences of one package hold
+for parts of it. All are permissive, or, as MPL-2.0, ask nothing of code that merely imports them. CUDA builds of torch
+bring libraries of NVIDIA under NVIDIA's own terms.
 
-| Package | Licence |
-|---|---|
+A version is that of the images, or, where only an extra asks for the package, the range that it allows. The project is
+who maintains the package, by the address of its source code, or else of its home page. What shows that a project is
+still maintained, and what does not: [security](security.md#dependencies).
+
+| Package | Version | Licence | Project |
+|---|---|---|---|
 """
 
 
-def names() -> list[str]:
-    """Every package, by its normalised name."""
-    locked = "".join(path.read_text() for path in sorted(LOCKS.glob("*.txt")) if path.stem != "build")
-    found = set(re.findall(r"^([\w.-]+)==", locked, re.MULTILINE))
+def versions() -> dict[str, str]:
+    """Every package by its normalised name, with the version of the images, or else the range of an extra."""
+    found = {}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, items in project["optional-dependencies"].items():
         if extra not in NOT_SERVED:
-            found |= {Requirement(item).name for item in items}
-    return sorted(canonicalize_name(name) for name in found - {"coppice"})
+            found |= {one.name: str(one.specifier) for one in map(Requirement, items) if one.name != "coppice"}
+    for path in sorted(LOCKS.glob("*.txt")):
+        if path.stem != "build":
+            found |= dict(re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE))
+            pinned = _TORCH.search((ROOT / "docker" / f"{path.stem}.Dockerfile").read_text())
+            found |= {"torch": pinned[1]} if pinned else {}
+    return dict(sorted((canonicalize_name(name), version) for name, version in found.items()))
 
 
 def licence(name: str) -> str:
@@ -79,5 +90,27 @@ def licence(name: str) -> str:
     return " OR ".join(known) if known else SPDX[(metadata.get("License") or "").strip()]
 
 
+def project(name: str) -> str:
+    """The address of an installed package's project, without scheme; of GitHub's, the repository.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: it is not installed.
+        KeyError: its metadata names no project.
+    """
+    metadata: Any = importlib.metadata.metadata(name)
+    labelled = [one.split(", ", 1) for one in metadata.get_all("Project-URL") or ()]
+    addresses = {label.lower(): address for label, address in labelled} | {"": metadata.get("Home-page") or ""}
+    for label in (*PROJECT_LABELS, ""):
+        if address := re.fullmatch(r"https?://(\S+?)/?", addresses.get(label, "")):
+            at_github = re.match(r"github\.com/[^/]+/[^/]+", address[1])
+            return at_github[0].removesuffix(".git") if at_github else address[1]
+    raise KeyError(name)
+
+
+def row(name: str, version: str) -> str:
+    """A package's row of the table."""
+    return f"| {name} | {version} | {licence(name)} | [{project(name)}](https://{project(name)}) |"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(INTRODUCTION + "".join(f"| {name} | {licence(name)} |\n" for name in names()))
+    PAGE.write_text(INTRODUCTION + "".join(f"{row(name, version)}\n" for name, version in versions().items()))

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,8 +23,8 @@ PYTHON_VERSION = "3.13"
 # Platform of the base image: Debian bookworm, glibc 2.36.
 PLATFORM = "x86_64-manylinux_2_36"
 # Tools of the images; the build backend is the project's.
-UV = "uv==0.13.8"
-HEADER = "# Written by scripts/lock.py (`make lock`). Wheels of every platform have their hashes here.\n"
+UV = "uv==0.13.9"
+HEADER = "# Written by scripts/lock.py (`make lock`) on {date}. Wheels of every platform have their hashes here.\n"
 # torch's builds for CPUs and CUDA have different wheels of one version, on an index of their own: the Dockerfiles pin
 # that version (TORCH_VERSION). Further requirements of its CUDA build are not needed on CPUs.
 TORCH_S_OWN = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
@@ -53,11 +54,12 @@ def without_torch(lock: str) -> str:
 def main() -> None:
     """Write all locks."""
     LOCKS.mkdir(exist_ok=True)
+    header = HEADER.format(date=datetime.now(UTC).date())
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    (LOCKS / "build.txt").write_text(HEADER + compiled([UV, *backend], "-"))
+    (LOCKS / "build.txt").write_text(header + compiled([UV, *backend], "-"))
     for image, extra in EXTRAS.items():
         lock = compiled([], "pyproject.toml", "--extra", extra, "--extra", EVERYWHERE)
-        (LOCKS / f"{image}.txt").write_text(HEADER + without_torch(lock))
+        (LOCKS / f"{image}.txt").write_text(header + without_torch(lock))
 
 
 if __name__ == "__main__":
