@@ -45,6 +45,7 @@ ALONE := tests/e2e tests/faults tests/attacks tests/gpu
 # matter how busy the machine is, longest files first (tests/conftest.py); the others have it to themselves.
 test: ## Run the whole test suite, or what PYTEST_ARGS says
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
+	@$(BIN)/python scripts/sbom.py $(VENV) --install
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else

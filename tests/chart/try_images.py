@@ -97,9 +97,17 @@ class Engine:
         if subprocess.run([*self.command, *arguments], cwd=ROOT, timeout=BUILD_S, check=False).returncode:
             fail(f"{dockerfile} does not build")
 
-    def digest(self, image: str) -> str:
-        """The id of an image, without the name of its hash."""
+    def image_id(self, image: str) -> str:
+        """The sha256 by which the engine knows an image, mostly of its configuration; no registry knows it."""
         return self._call("image", "inspect", "--format", "{{.Id}}", image).removeprefix("sha256:")
+
+    def digest(self, image: str) -> dict[str, Any]:
+        """An image's digest as fields of in-toto: of its manifest, as registries have it, or else its id."""
+        known = json.loads(self._call("image", "inspect", "--format", "{{json .RepoDigests}}", image)) or []
+        # Of images that were not pushed, podman writes digests of its own under this name.
+        pushed = [one.rpartition("@sha256:")[2] for one in known if not one.startswith("localhost/")]
+        digest, kind = (pushed[0], "manifest") if pushed else (self.image_id(image), "image id")
+        return {"digest": {"sha256": digest}, "annotations": {"digest_of": kind}}
 
     def output(self, service: str, entrypoint: str, *arguments: str) -> str:
         """Output of a command run in a service's image, on the host's network."""
@@ -172,18 +180,18 @@ def base_image(service: str, options: Sequence[str]) -> str:
 
 
 def provenance(
-    service: str, name: str, digests: dict[str, str], options: Sequence[str], begun: datetime
+    service: str, image: dict[str, Any], image_id: str, base: dict[str, Any], options: Sequence[str], begun: datetime
 ) -> dict[str, Any]:
     """Where an image comes from, as an in-toto statement with SLSA's predicate, not signed.
 
-    `digests` are the sha256 of the image and of its base by name; `begun` is when its build began.
+    `image` and `base` are resource descriptors of in-toto; `begun` is when the build began.
     """
     files = [f"docker/{service}.Dockerfile", f"docker/locks/{service}.txt", "docker/locks/build.txt"]
     sources: list[dict[str, Any]] = [
         {"uri": f"file:{file}", "digest": {"sha256": hashlib.sha256((ROOT / file).read_bytes()).hexdigest()}}
         for file in files
     ]
-    sources += [{"uri": f"oci:{one}", "digest": {"sha256": hash_}} for one, hash_ in digests.items() if one != name]
+    sources.append(base)
     sources += [{"uri": "git", "digest": {"gitCommit": commit}} for commit in [git("rev-parse", "HEAD")] if commit]
     parameters = {
         "dockerfile": files[0],
@@ -192,7 +200,7 @@ def provenance(
     }
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": name, "digest": {"sha256": digests[name]}}],
+        "subject": [image],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
@@ -203,19 +211,45 @@ def provenance(
             "runDetails": {
                 "builder": {"id": "urn:coppice:tests/chart/try_images.py"},
                 "metadata": {"startedOn": begun.isoformat(), "finishedOn": datetime.now(UTC).isoformat()},
+                # By which a later run recognizes the image.
+                "byproducts": [{"name": "image id", "digest": {"sha256": image_id}}],
             },
         },
     }
 
 
+def subject(engine: Engine, service: str) -> dict[str, Any]:
+    """A service's image as a resource descriptor of in-toto."""
+    return {"name": engine.image(service), **engine.digest(engine.image(service))}
+
+
 def write_provenance(engine: Engine, service: str, options: Sequence[str], begun: datetime) -> None:
-    """Write an image's provenance next to its bill of materials."""
-    name, base = engine.image(service), base_image(service, options)
-    told = provenance(service, name, {one: engine.digest(one) for one in (base, name)}, options, begun)
+    """Write the provenance of an image that was just built next to its bill of materials."""
+    name, image_id = base_image(service, options), engine.image_id(engine.image(service))
+    base = {"uri": f"oci:{name}", **engine.digest(name)}
+    told = provenance(service, subject(engine, service), image_id, base, options, begun)
     PROVENANCE.mkdir(parents=True, exist_ok=True)
+    _write(service, told)
+
+
+def renew_provenance(engine: Engine, service: str) -> None:
+    """Name an image that was built before by the digest that it has now; that of a registry once it was pushed.
+
+    Of an image that was not built by this script, nothing is known, and nothing is written.
+    """
+    path = PROVENANCE / f"{service}.provenance.json"
+    told = json.loads(path.read_text()) if path.exists() else None
+    built = told and told["predicate"]["runDetails"]["byproducts"][0]["digest"]["sha256"]
+    if built != engine.image_id(engine.image(service)):
+        say(f"{service}: no provenance: `make images` has not built this image here, so its sources are not known")
+        return
+    _write(service, {**told, "subject": [subject(engine, service)]})
+
+
+def _write(service: str, told: dict[str, Any]) -> None:
     path = PROVENANCE / f"{service}.provenance.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
-    say(f"{service}: {path}")
+    say(f"{service}: {path}, by the digest of its {told['subject'][0]['annotations']['digest_of']}")
 
 
 def look_at(engine: Engine, service: str) -> None:
@@ -309,7 +343,9 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine(tuple(shlex.split(options.engine)), options.tag, tuple(shlex.split(options.run_options)))
     for service in SERVICES:
-        if not options.no_build:
+        if options.no_build:
+            renew_provenance(engine, service)
+        else:
             begun = datetime.now(UTC)
             engine.build(service, shlex.split(options.build_options))
             write_provenance(engine, service, shlex.split(options.build_options), begun)
