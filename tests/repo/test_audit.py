@@ -1,4 +1,4 @@
-"""What `make audit` says of pip-audit's answers: a vulnerability fails, and what was not looked up is never called safe."""
+"""What `make audit` says of pip-audit's answers: a vulnerability fails, and what was not looked up is not safe."""
 
 from __future__ import annotations
 

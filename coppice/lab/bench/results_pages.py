@@ -56,8 +56,13 @@ def _index(entries: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
         (f"[{title}]({name}.md)", report.get("machine", {}).get("cpu", ""), _code(report.get("command", "")))
         for name, title, report in entries
     ]
-    text = "Each page is made of one file in `results/`. [Benchmarks](../benchmarks.md) defines the figures."
-    return "\n".join([GENERATED, "", "# Results", "", text, "", *_table(("file", "processor", "command"), rows), ""])
+    text = [
+        "Each page is made of one file in `results/`. [Benchmarks](../benchmarks.md) defines the figures.",
+        "",
+        "Commands are those of the run. `--out` is where it wrote, `benchmarks/results` before files were moved",
+        "to `results/`; to write over a committed file, name its directory in `results/`, as `file` has it.",
+    ]
+    return "\n".join([GENERATED, "", "# Results", "", *text, "", *_table(("file", "processor", "command"), rows), ""])
 
 
 def _page(title: str, name: str, report: Mapping[str, Any], has_picture: bool) -> str:
