@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -12,9 +13,11 @@ import pytest
 from coppice.client import Client, Options
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
-from tests.dns_server import DnsServer, dns_server
+from orchestrator.peers.peer_channel import RESOLVE_S
+from tests.dns_server import DnsServer, Outage, dns_server, getaddrinfo_of
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
 from tests.faults.deployment import free_port
+from tests.http_client import gateway_to, get, post
 from tests.toy_target import babble, plain
 
 HERE, ELSEWHERE, NOBODY, SILENCE = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -105,3 +108,87 @@ async def test_a_dead_address_that_comes_first_delays_little(dead: str) -> None:
         await eventually(lambda: all(client.connected for client in orchestrator.drafters.clients))
         assert time.monotonic() - begun_s < 10
         assert await answered(orchestrator) < 10
+
+
+@pytest.mark.parametrize("outage", Outage)
+async def test_while_dns_fails_what_is_known_is_used_and_afterwards_a_changed_address_is_found(outage: Outage) -> None:
+    ports = {name: free_port() for name in (VERIFIER, OTHER, DRAFTER)}
+    async with dns_server() as dns, contextlib.AsyncExitStack() as stack:
+        dns.names |= {name: [HERE] for name in ports}
+        moved = await stack.enter_async_context(contextlib.AsyncExitStack())
+        await moved.enter_async_context(serving(FakeVerifier(instance_id="0"), f"{HERE}:{ports[VERIFIER]}"))
+        await stack.enter_async_context(serving(FakeVerifier(instance_id="1"), f"{HERE}:{ports[OTHER]}"))
+        await moved.enter_async_context(serving(FakeDrafter(), f"{HERE}:{ports[DRAFTER]}"))
+        orchestrator = await stack.enter_async_context(orchestrating(dns, ports, VERIFIER, OTHER))
+        verifiers, [drafter] = orchestrator.verifiers, orchestrator.drafters.clients
+        await eventually(lambda: verifiers.num_usable == 2 and drafter.connected)
+        dns.outage = outage
+        # A channel of this age is opened anew for a peer that is not reached.
+        await asyncio.sleep(RESOLVE_S + 0.5)
+        assert verifiers.num_usable == 2
+        assert drafter.connected
+        await answered(orchestrator)
+        # Streams that are lost for a moment.
+        for peer in (*verifiers.clients, drafter):
+            peer.stream.drop()
+        await eventually(lambda: verifiers.clients[0].stream.num_lost == drafter.stream.num_lost == 1)
+        await eventually(lambda: verifiers.num_usable == 2 and drafter.connected)
+        await answered(orchestrator)
+        # Others are there now, of which nothing can be known yet.
+        await moved.aclose()
+        await stack.enter_async_context(serving(FakeVerifier(instance_id="0"), f"{ELSEWHERE}:{ports[VERIFIER]}"))
+        await stack.enter_async_context(serving(FakeDrafter(), f"{ELSEWHERE}:{ports[DRAFTER]}"))
+        dns.names |= {VERIFIER: [ELSEWHERE], DRAFTER: [ELSEWHERE]}
+        await eventually(lambda: verifiers.num_usable == 1 and not drafter.connected)
+        for _ in range(3):
+            await answered(orchestrator)
+        await asyncio.sleep(2 * RESOLVE_S)
+        await answered(orchestrator)
+        assert verifiers.num_usable == 1
+        dns.outage = None
+        await eventually(lambda: verifiers.num_usable == 2 and drafter.connected, timeout_s=40)
+        await answered(orchestrator)
+        assert orchestrator.service.num_requests == 0
+
+
+@pytest.mark.parametrize("outage", Outage)
+async def test_a_gateway_without_dns_answers_soon_and_finds_a_changed_address_afterwards(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, port = "demo-orchestrator.example", free_port()
+    fields = {"model": "toy", "prompt": "ab", "max_tokens": 20, "seed": 3, "return_token_ids": True}
+    async with dns_server() as dns, contextlib.AsyncExitStack() as stack:
+        dns.names[name] = [HERE]
+        # Long enough for a channel without a bound of its own to be found out.
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo_of(dns, 20))
+        verifier = await stack.enter_async_context(serving(FakeVerifier()))
+        address = await stack.enter_async_context(gateway_to(f"{name}:{port}"))
+
+        async def status() -> int:
+            answer = await post(address, "/v1/completions", fields)
+            if answer.status == 200:
+                assert answer.content["choices"][0]["token_ids"] == plain(babble, [97, 98], 20, 3)
+            return answer.status
+
+        async def orchestrated(host: str) -> None:
+            async with running(Config(verifier_address=verifier, listen_address=f"{host}:{port}", grace_s=0.0)):
+                async with asyncio.timeout(20):
+                    while await status() != 200:  # noqa: ASYNC110 - no event says so
+                        await asyncio.sleep(0.1)
+                dns.outage = outage
+                # The connection that there is.
+                assert await status() == 200
+
+        await orchestrated(HERE)
+        begun_s = time.monotonic()
+        asking = [asyncio.create_task(status()) for _ in range(4)]
+        # The event loop goes on meanwhile.
+        while not all(one.done() for one in asking):
+            checked_s = time.monotonic()
+            assert (await get(address, "/health")).status == 200
+            assert time.monotonic() - checked_s < 2
+            await asyncio.sleep(0.1)
+        assert [one.result() for one in asking] == [503] * 4
+        assert time.monotonic() - begun_s < 12
+        dns.outage, dns.names[name] = None, [ELSEWHERE]
+        await orchestrated(ELSEWHERE)

@@ -21,6 +21,8 @@ Message = TypeVar("Message")
 
 # To connect to each address of a name, TLS and the server's greeting included.
 CONNECT_S = 2.0
+# For the addresses of a name: less than quick calls take (`QUICK_TIMEOUT_S` in `coppice/gateway/upstream.py`).
+RESOLVE_S = 4.0
 # Of a call, and how long it then waits, more after each.
 _MOST_REFUSALS = 5
 _AGAIN_S = 0.01
@@ -48,6 +50,7 @@ class LoopChannel:
         # With those whose servers take no more calls, while the last ones run.
         self._connections: set[LoopConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
+        self._resolving: asyncio.Future[list[Any]] | None = None
         self._waiting: Turns[LoopCall[Any]] = Turns()
         self._is_closed = False
 
@@ -81,6 +84,8 @@ class LoopChannel:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting})
+        if self._resolving is not None:
+            self._resolving.cancel()
         for connection in tuple(self._connections):
             connection.close()
         self._go_on()
@@ -150,16 +155,36 @@ class LoopChannel:
         Raises:
             OSError: none of them does in time.
         """
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         error = OSError("the name has no address")
-        for *_, place in found:
+        for *_, place in await self._resolved():
             try:
                 async with asyncio.timeout(CONNECT_S):
                     return await self._connected_to(str(place[0]), int(place[1]))
             except OSError as reason:
                 error = reason
         raise error
+
+    async def _resolved(self) -> list[Any]:
+        """What the system finds for the name. It may take half a minute, so that the next connection joins the wait.
+
+        Raises:
+            OSError: it finds nothing, or not in time.
+        """
+        resolving = self._resolving
+        if resolving is None:
+            found = asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            resolving = self._resolving = asyncio.ensure_future(found)
+            resolving.add_done_callback(self._end_resolving)
+        await asyncio.wait({resolving}, timeout=RESOLVE_S)
+        if not resolving.done():
+            raise OSError("the name is not resolved in time")
+        return resolving.result()
+
+    def _end_resolving(self, resolving: asyncio.Future[list[Any]]) -> None:
+        self._resolving = None
+        if not resolving.cancelled():
+            # Nobody may wait for it any more.
+            resolving.exception()
 
     async def _connected_to(self, host: str, port: int) -> LoopConnection:
         context, name = self._context()
