@@ -246,6 +246,7 @@ class DrafterClient:
 
     def on_up(self) -> None:
         """Open all sequences, and take over those of disconnected replicas."""
+        self._channel.reached()
         for sequence_id, handler in list(self._handlers.items()):
             self._open(sequence_id, handler)
             handler.on_drafters_changed()

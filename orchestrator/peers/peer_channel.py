@@ -41,14 +41,23 @@ class PeerChannel(Generic[Stub]):
         self._dial = partial(dial, address, certificates)
         self._new_stub = new_stub
         self._certificates = certificates
+        self._is_reached = False
         self._open()
 
     async def renew(self) -> None:
-        """Reopen it if certificates have changed, or to resolve the name. Call between streams: an open stream ends."""
+        """Reopen it if certificates have changed, or to resolve the name. Call between streams: an open stream ends.
+
+        After `reached` it is tried once more as it is: it has addresses, and DNS may not answer now.
+        """
         has_changed = self._certificates is not None and self._certificates.current() is not self._pems
-        if has_changed or time.monotonic() - self._opened_s > RESOLVE_S:
+        was_reached, self._is_reached = self._is_reached, False
+        if has_changed or (not was_reached and time.monotonic() - self._opened_s > RESOLVE_S):
             await self.close()
             self._open()
+
+    def reached(self) -> None:
+        """Note that its stream is open."""
+        self._is_reached = True
 
     async def close(self) -> None:
         """Close the channel."""

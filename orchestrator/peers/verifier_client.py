@@ -254,6 +254,7 @@ class VerifierClient:
 
     def on_up(self) -> None:
         """Take sequences."""
+        self._channel.reached()
         self._owner.on_up(self)
 
     def on_down(self) -> None:
