@@ -13,6 +13,7 @@ from coppice.net.tls import ChannelTls, ServerTls
 
 HOST = "127.0.0.1"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+FAR_OFF = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class Directory:
         """The other half."""
         Path(self.cert).write_bytes(issued.cert_chain_pems[0].bytes())
 
-    def swap(self, issued: trustme.LeafCert, authority: trustme.CA) -> None:
+    def swap(self, issued: trustme.LeafCert, *authorities: trustme.CA) -> None:
         """Have other files there, all at once, as Kubernetes swaps a volume of a Secret."""
         version = next(number for number in itertools.count() if not (self.path / f"..{number}").exists())
         fresh = self.path / f"..{version}"
         fresh.mkdir()
-        authority.cert_pem.write_to_path(fresh / "ca.pem")
+        (fresh / "ca.pem").write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
         issued.private_key_pem.write_to_path(fresh / "key.pem")
         (fresh / "cert.pem").write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
         link = self.path / "..data.new"
@@ -78,16 +79,17 @@ class Directory:
                 (self.path / name).symlink_to(Path("..data") / name)
 
 
-def directory(path: Path, authority: trustme.CA, *names: str, expired: bool = False) -> Directory:
+def directory(path: Path, authority: trustme.CA, *names: str, expired: bool = False, early: bool = False) -> Directory:
     """A directory with a certificate for 127.0.0.1, or for other names."""
     path.mkdir(exist_ok=True)
     made = Directory(path)
-    made.swap(issue(authority, *names, expired=expired), authority)
+    made.swap(issue(authority, *names, expired=expired, early=early), authority)
     return made
 
 
-def issue(authority: trustme.CA, *names: str, expired: bool = False) -> trustme.LeafCert:
-    """A certificate of an authority."""
-    if not expired:
+def issue(authority: trustme.CA, *names: str, expired: bool = False, early: bool = False) -> trustme.LeafCert:
+    """A certificate of an authority: one of today, one that has expired, or one that is not valid yet."""
+    if not (expired or early):
         return authority.issue_cert(*(names or (HOST,)))
-    return authority.issue_cert(*(names or (HOST,)), not_before=LONG_AGO, not_after=LONG_AGO + timedelta(days=1))
+    begin = LONG_AGO if expired else FAR_OFF
+    return authority.issue_cert(*(names or (HOST,)), not_before=begin, not_after=begin + timedelta(days=1))

@@ -312,6 +312,19 @@ async def test_tls_checks_the_server_s_name_and_shows_the_caller_s_certificate(t
                 assert (await refused(channel, ECHO)).code() == grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_server_s_certificate_that_is_not_valid_yet_is_refused_at_once(tmp_path: Path) -> None:
+    files = directory(tmp_path / "tls", trustme.CA(), early=True)
+    _, key, cert = files.contents()
+    credentials = grpc.ssl_server_credentials([(key, cert)])
+    async with (
+        serving(credentials=credentials) as (_, address, _),
+        channel_to(address, Certificates(files.anonymous())) as channel,
+    ):
+        error = await refused(channel, ECHO)
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert "certificate is not yet valid" in error.details()
+
+
 async def test_certificates_that_have_changed_are_used_by_the_next_connection(tmp_path: Path) -> None:
     authority, renewed = trustme.CA(), trustme.CA()
     files = directory(tmp_path / "tls", authority)

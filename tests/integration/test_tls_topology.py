@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,11 +17,15 @@ import trustme
 
 from coppice.client import Client, Options, RequestFailedError
 from coppice.core.errors import UnavailableError
+from coppice.net import rpc
 from coppice.net.certificates import Certificates
+from coppice.net.loop import channel as loop_channel
+from coppice.v1 import verifier_pb2_grpc
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from tests.certificates import Directory, directory, issue
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
+from tests.http_client import gateway_to, head_of, request_bytes
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.toy_target import babble, plain
 
@@ -181,9 +187,127 @@ async def test_metrics_tell_when_both_certificates_end(files: Directory, mode: s
         assert float(line.split()[1]) == Certificates(files.mutual()).current().not_after_s
 
 
+async def test_a_certificate_that_is_not_valid_yet_stops_the_start_of_services_and_gateway(
+    files: Directory, tmp_path: Path, authority: trustme.CA
+) -> None:
+    early = directory(tmp_path / "early", authority, early=True)
+    text = "CERT would be refused by every peer: .*certificate is not yet valid$"
+    for prefix in ("tls", "backend_tls"):
+        with pytest.raises(ValueError, match=f"^{prefix.upper()}_{text}"):
+            async with running(
+                secured(files, "127.0.0.1:1", **{f"{prefix}_cert": early.cert, f"{prefix}_key": early.key})
+            ):
+                raise AssertionError("it serves")
+    for prefix in ("tls", "orchestrator_tls"):
+        pair = {f"{prefix}_cert": early.cert, f"{prefix}_key": early.key}
+        with pytest.raises(ValueError, match=f"^{prefix.upper()}_{text}"):
+            async with gateway_to("127.0.0.1:1", **{"orchestrator_tls_ca": early.ca, **pair}):
+                raise AssertionError("it serves")
+
+
+async def test_a_back_end_s_certificate_that_is_not_valid_yet_is_told(
+    files: Directory, tmp_path: Path, authority: trustme.CA
+) -> None:
+    """The clock of the verifier's host is ahead: it serves with a certificate that the orchestrator refuses."""
+    early = directory(tmp_path / "early", authority, early=True)
+    _, key, cert = early.contents()
+    server = grpc.aio.server()
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(FakeVerifier(), server)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)]))
+    await server.start()
+    try:
+        async with asyncio.timeout(30):
+            with pytest.raises(UnavailableError, match="certificate is not yet valid"):
+                async with running(secured(files, f"127.0.0.1:{port}", connect_timeout_s=2.0)):
+                    raise AssertionError("it serves")
+    finally:
+        await server.stop(0)
+
+
 async def test_a_file_that_cannot_be_used_stops_the_start(files: Directory, tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
     for setting in ("tls_cert", "tls_client_ca", "backend_tls_key", "backend_tls_ca"):
         with pytest.raises(ValueError, match=f"^{setting.upper()} cannot be read"):
             async with running(secured(files, "127.0.0.1:1", **{setting: missing})):
                 raise AssertionError("it serves")
+
+
+NUM_CALLERS, NUM_BROWSERS, LONG = 8, 3, 80
+
+
+async def completed(address: str, files: Directory, seed: int) -> str:
+    """A completion over HTTPS on a connection of its own; gives the serial number of the server's certificate."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=files.ca)
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    serial = str(writer.get_extra_info("peercert")["serialNumber"])
+    fields = {"model": "toy", "prompt": PROMPT, "max_tokens": LONG, "seed": seed, "return_token_ids": True}
+    writer.write(request_bytes("POST", "/v1/completions", json.dumps(fields).encode()))
+    status, headers = await head_of(reader)
+    body = json.loads(await reader.readexactly(int(headers["content-length"])))
+    writer.close()
+    assert status == 200
+    assert body["choices"][0]["token_ids"] == plain(babble, PROMPT, LONG, seed)
+    return serial
+
+
+async def test_certificates_that_change_under_load_fail_no_request(
+    files: Directory, tmp_path: Path, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new certificate, and then a new CA in the steps of `docs/security.md`."""
+    # All handshakes are this process's own, and a busy machine takes its time for them.
+    patient = ("grpc.min_reconnect_backoff_ms", 30_000)
+    monkeypatch.setattr(rpc, "_CHANNEL_OPTIONS", (*rpc._CHANNEL_OPTIONS[:-2], patient, rpc._CHANNEL_OPTIONS[-1]))
+    monkeypatch.setattr(loop_channel, "CONNECT_S", 30.0)
+    successor, serials, ends = trustme.CA(), set(), Counter[int]()
+    steps = [
+        (authority, [authority]),
+        (authority, [authority, successor]),
+        (successor, [authority, successor]),
+        (successor, [successor]),
+    ]
+    # Clients read their files once, and have none that change meanwhile.
+    own = directory(tmp_path / "own", authority)
+    both = {"tls_cert": files.cert, "tls_key": files.key, "orchestrator_tls_ca": files.ca}
+    both |= {"orchestrator_tls_cert": files.cert, "orchestrator_tls_key": files.key}
+    is_over = False
+    async with (
+        topology(files, FakeDrafter(), resume_s=20.0) as (_, orchestrator, verifier),
+        gateway_to(orchestrator.address, **both) as address,
+    ):
+
+        async def call(number: int) -> None:
+            options = Options(max_tokens=LONG, seed=number)
+            while not is_over:
+                async with Client(orchestrator.address, tls=own.caller()) as one:
+                    completion = await one.generate(PROMPT, options, timeout_s=60)
+                assert list(completion.token_ids) == plain(babble, PROMPT, LONG, number)
+                ends[number] += 1
+
+        async def browse(number: int) -> None:
+            while not is_over:
+                serials.add(await completed(address, own, number))
+                ends[number] += 1
+
+        async def all_served() -> None:
+            """Wait until every client has begun and ended a request."""
+            before = Counter(ends)
+            await eventually(lambda: all(ends[one] >= before[one] + 2 for one in range(len(running))), 60)
+
+        peers = [*orchestrator.verifiers.clients, *orchestrator.drafters.clients]
+        async with asyncio.TaskGroup() as clients:
+            running = [clients.create_task(call(number)) for number in range(NUM_CALLERS)]
+            running += [clients.create_task(browse(NUM_CALLERS + number)) for number in range(NUM_BROWSERS)]
+            for count, (issuer, trusted) in enumerate(steps, start=1):
+                await all_served()
+                await asyncio.to_thread(files.swap, issue(issuer), *trusted)
+                own.swap(issue(issuer), *trusted)
+                for peer in peers:
+                    peer.stream.drop()
+                await eventually(lambda count=count: all(one.stream.num_lost == count for one in peers))  # type: ignore[misc]
+                await eventually(lambda: all(one.stream.connected for one in peers))
+            await all_served()
+            is_over = True
+        # Each was shown.
+        assert len(serials) == 1 + len(steps)
+        await eventually(lambda: orchestrator.service.num_requests == 0 and not verifier.active)

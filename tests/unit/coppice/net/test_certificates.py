@@ -99,10 +99,14 @@ def test_a_key_with_a_password_is_refused_without_asking_for_it(files: Directory
 
 
 @pytest.mark.parametrize("side", ["server", "caller"])
-def test_a_certificate_that_has_expired_is_refused(tmp_path: Path, authority: trustme.CA, side: str) -> None:
-    old = directory(tmp_path / "old", authority, expired=True)
-    with pytest.raises(TlsError, match=r"cert .*expired"):
-        Certificates(old.mutual() if side == "server" else old.caller())
+@pytest.mark.parametrize("when", ["expired", "early"])
+def test_a_certificate_that_is_not_valid_now_is_refused(
+    tmp_path: Path, authority: trustme.CA, when: str, side: str
+) -> None:
+    invalid = directory(tmp_path / when, authority, **{when: True})
+    text = "certificate has expired" if when == "expired" else "certificate is not yet valid"
+    with pytest.raises(TlsError, match=rf"cert would be refused by every peer: .*{text}$"):
+        Certificates(invalid.mutual() if side == "server" else invalid.caller())
 
 
 def test_the_same_files_are_read_once_and_others_are_seen(files: Directory, authority: trustme.CA) -> None:
@@ -152,14 +156,14 @@ def test_what_could_not_be_read_for_a_moment_is_read_later(
     assert certificates.current().cert == Path(files.cert).read_bytes()
 
 
-@pytest.mark.parametrize("change", ["gone", "expired"])
+@pytest.mark.parametrize("change", ["gone", "expired", "early"])
 def test_what_cannot_be_used_leaves_the_old_ones(files: Directory, authority: trustme.CA, change: str) -> None:
     certificates = Certificates(files.mutual())
     first = certificates.current()
     if change == "gone":
         Path(files.key).unlink()
     else:
-        files.swap(issue(authority, expired=True), authority)
+        files.swap(issue(authority, **{change: True}), authority)
     assert certificates.current() is first
 
 

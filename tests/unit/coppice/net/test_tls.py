@@ -139,28 +139,32 @@ async def test_the_name_in_the_certificate_counts(tmp_path: Path, authority: tru
         assert (await refusal(address, wrong)).code == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_server_s_expired_certificate_is_refused(tmp_path: Path, authority: trustme.CA) -> None:
-    old = directory(tmp_path / "old", authority, expired=True)
-    _, key, cert = old.contents()
+@pytest.mark.parametrize(("when", "text"), [("expired", "has expired"), ("early", "is not yet valid")])
+async def test_a_server_s_certificate_that_is_not_valid_now_is_refused(
+    tmp_path: Path, authority: trustme.CA, when: str, text: str
+) -> None:
+    invalid = directory(tmp_path / when, authority, **{when: True})
+    _, key, cert = invalid.contents()
     # gRPC's own, since ours would not start with such a certificate.
     server = grpc.aio.server()
     port = server.add_secure_port(f"{HOST}:0", grpc.ssl_server_credentials([(key, cert)]))
     await server.start()
     try:
-        error = await refusal(f"{HOST}:{port}", old.anonymous())
+        error = await refusal(f"{HOST}:{port}", invalid.anonymous())
         assert error.code == grpc.StatusCode.UNAVAILABLE
-        assert "expired" in error.details
+        assert f"certificate {text}" in error.details
     finally:
         await server.stop(0)
 
 
-async def test_a_caller_s_expired_certificate_is_refused(
-    files: Directory, tmp_path: Path, authority: trustme.CA
+@pytest.mark.parametrize("when", ["expired", "early"])
+async def test_a_caller_s_certificate_that_is_not_valid_now_is_refused(
+    files: Directory, tmp_path: Path, authority: trustme.CA, when: str
 ) -> None:
-    old = directory(tmp_path / "old", authority, expired=True)
+    invalid = directory(tmp_path / when, authority, **{when: True})
     async with (
         serving(files.mutual()) as address,
-        grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*old.contents())) as channel,
+        grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*invalid.contents())) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
