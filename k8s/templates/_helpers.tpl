@@ -37,17 +37,21 @@
 {{- toJson $merged -}}
 {{- end }}
 
-{{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters. */}}
+{{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters; refused where it is longer,
+     since two names that are cut may be one. `NAME-drafter-` begins the names of NAME's drafters, and no other release's. */}}
 {{- define "coppice.fullname" -}}
 {{- $release := default .Release.Name .Values.fullnameOverride -}}
-{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $release) -}}
-{{- fail (printf "a release, or fullnameOverride, begins with a letter and has letters, digits and '-' only: not %q" $release) -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $release) -}}
+{{- fail (printf "a release, or fullnameOverride, begins with a letter, ends with a letter or a digit, and has these and '-' only: not %q" $release) -}}
 {{- end -}}
-{{- with .Values.name -}}
-{{ $release | trunc (sub 27 (len .) | int) | trimSuffix "-" }}-{{ . }}
-{{- else -}}
-{{ $release | trunc 28 | trimSuffix "-" }}
+{{- $name := .Values.name | empty | ternary $release (printf "%s-%s" $release .Values.name) -}}
+{{- if gt (len $name) 28 -}}
+{{- fail (printf "%q has %d characters, and names have at most 28: set fullnameOverride" $name (len $name)) -}}
 {{- end -}}
+{{- if regexMatch "-drafter(-|$)" $name -}}
+{{- fail (printf "%q might be the name of a release's drafter: set fullnameOverride" $name) -}}
+{{- end -}}
+{{ $name }}
 {{- end }}
 
 {{/* What selects all pods of a model. Never changes in a release's life. */}}

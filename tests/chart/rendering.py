@@ -24,7 +24,11 @@ PROFILES: dict[str, Path | None] = {
     "mutual": Path(__file__).parent / "profiles" / "mutual.yaml",
     "keda": CHART / "values-keda.yaml",
     "bare": Path(__file__).parent / "profiles" / "bare.yaml",
+    "image-volume": Path(__file__).parent / "profiles" / "image-volume.yaml",
+    "models": Path(__file__).parent / "profiles" / "models.yaml",
 }
+# Those with one of each component; what holds for one model holds for each of several (test_models.py).
+ONE_MODEL = [profile for profile in PROFILES if profile != "models"]
 RELEASE = "demo"
 NAMESPACE = "models"
 # What people bring along, and name in values.
@@ -47,14 +51,14 @@ def values_of(profile: str) -> dict[str, Any]:
     return yaml.safe_load(path.read_text()) if path else {}
 
 
-def render(values: dict[str, Any]) -> list[Manifest]:
+def render(values: dict[str, Any], release: str = RELEASE) -> list[Manifest]:
     """What an installation with these values consists of.
 
     Raises:
         helm_python.HelmError: the values do not fit the schema, or a template fails.
     """
     with helm.Chart.load(CHART) as chart:
-        files = chart.render(values, name=RELEASE, namespace=NAMESPACE)
+        files = chart.render(values, name=release, namespace=NAMESPACE)
     return [
         manifest
         for name, text in sorted(files.items())

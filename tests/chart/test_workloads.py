@@ -10,6 +10,7 @@ import pytest
 from coppice.net.rpc import LIVENESS
 from coppice.v1 import drafter_pb2, inference_pb2, verifier_pb2
 from tests.chart.rendering import (
+    ONE_MODEL,
     PROFILES,
     component,
     container,
@@ -60,11 +61,11 @@ def test_nothing_runs_as_root_or_can_become_it(profile: str) -> None:
 
 @every_profile
 def test_nobody_has_a_token_for_the_api_of_kubernetes(profile: str) -> None:
-    [account] = of_kind(rendered(profile), "ServiceAccount")
-    assert account["automountServiceAccountToken"] is False
+    accounts = of_kind(rendered(profile), "ServiceAccount")
+    assert all(account["automountServiceAccountToken"] is False for account in accounts)
     for name, _, spec in pods(rendered(profile)):
         assert spec["automountServiceAccountToken"] is False, name
-        assert spec["serviceAccountName"] == name_of(account), name
+        assert spec["serviceAccountName"] in map(name_of, accounts), name
 
 
 @every_profile
@@ -142,7 +143,7 @@ def start_s(workload: dict[str, Any]) -> int:
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-@every_profile
+@pytest.mark.parametrize("profile", ONE_MODEL)
 def test_an_orchestrator_waits_as_long_as_a_verifier_may_load(profile: str) -> None:
     [orchestrator] = [one for one in services_of_ours(rendered(profile)) if component(one) == "orchestrator"]
     [verifier] = [one for one in services_of_ours(rendered(profile)) if component(one) == "verifier"]
