@@ -1,14 +1,15 @@
-"""An upgrade from the chart that installations have: refused nowhere, and nothing goes away."""
+"""An upgrade from the chart that installations have: refused nowhere, and as the table of docs/upgrades.md says."""
 
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 from typing import Any
 
 import pytest
 
-from tests.chart.rendering import CHART
+from tests.chart.rendering import CHART, ROOT
 from tests.chart.upgrades import BASE, PROFILES, Differences, changed, differences, installed, upgrade
 
 
@@ -20,10 +21,49 @@ def from_base() -> dict[str, Differences]:
         pytest.skip(f"commit {BASE} cannot be had: no git, or a shallow clone")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+every_profile = pytest.mark.parametrize("profile", [*PROFILES, "eagle"])
+
+
+@every_profile
 def test_kubernetes_refuses_no_change_and_nothing_goes_away(from_base: dict[str, Differences], profile: str) -> None:
     assert not from_base[profile].refused
     assert not from_base[profile].gone
+
+
+def table() -> dict[str, str]:
+    """What docs/upgrades.md says of an upgrade from BASE, by the first column."""
+    _, _, text = (ROOT / "docs" / "upgrades.md").read_text().partition(f"From commit `{BASE[:7]}`")
+    return dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", text.partition("\n## ")[0], re.MULTILINE))
+
+
+def restarted(found: Differences) -> dict[str, set[str]]:
+    """Variables that change in pods that are started again, by the table's rows; what else changes by its path."""
+    rows: dict[str, set[str]] = {}
+    for line in found.restarted:
+        name, _, paths = line.partition(": ")
+        [row] = re.findall("orchestrator|verifier|drafter", name)
+        for path in paths.split(", "):
+            variable = re.search(r"/env/(\w+)(/value| \(new\)| \(gone\))$", path)
+            rows.setdefault(f"{row}s", set()).add(variable[1] if variable else path)
+    return rows
+
+
+def test_the_table_tells_who_is_started_again_for_which_variables(from_base: dict[str, Differences]) -> None:
+    found: dict[str, set[str]] = {}
+    for profile, one in from_base.items():
+        for row, variables in restarted(one).items():
+            found.setdefault(row, set()).update(variables)
+            # Drafters are, of one kind alone.
+            assert row != "drafters" or profile == "eagle"
+    told = {row: set(re.findall(r"`([A-Z]+_[A-Z_]+)`", text)) - {"GRACE_S"} for row, text in table().items()}
+    assert found.keys() == {row for row, text in table().items() if "started again" in text}
+    assert found == {row: told[row] for row in found}
+
+
+@every_profile
+def test_no_object_comes_as_the_table_says(from_base: dict[str, Differences], profile: str) -> None:
+    assert table()["objects"] == "the same: none goes away, and none comes"
+    assert not from_base[profile].new
 
 
 def without(manifests: Any, kind: str, *path: str) -> Any:

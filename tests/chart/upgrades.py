@@ -1,7 +1,7 @@
 """`python -m tests.chart.upgrades [COMMIT]`: what `helm upgrade` from the chart of an earlier commit would change.
 
-Renders both charts with the same values, those of the earlier commit's profiles: what is refused by Kubernetes because
-it can never change, what goes away, what comes, and whose pods are started again.
+Renders both charts with the same values, those of the earlier commit's profiles and of EAGLE: what is refused by
+Kubernetes because it can never change, what goes away, what comes, and whose pods are started again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tests.chart.rendering import CHART, NAMESPACE, RELEASE, ROOT, Manifest, hel
 # The chart that installations have, which upgrades are looked at from.
 BASE = "e5a3ac33"
 PROFILES = ("values.yaml", "values-cpu.yaml", "values-gpu.yaml", "values-tls.yaml", "values-keda.yaml")
+# No profile of that commit has a drafter of this kind.
+EAGLE = {"drafters": [{"name": "eagle", "kind": "eagle", "config": {"MODEL": "/weights/eagle"}}]}
 # Fields that Kubernetes refuses to change, by kind.
 FIXED = {
     "Deployment": ("selector",),
@@ -106,15 +108,20 @@ def changed(old: Any, new: Any, path: str = "") -> Iterator[str]:
             yield from changed(old[key], new[key], f"{path}/{key}")
 
 
+def from_to(chart: Path, values: dict[str, Any]) -> Differences:
+    """What an upgrade from another chart changes. Helm keeps values that were given, takes the rest from the new."""
+    return differences(installed(chart, values), installed(CHART, values))
+
+
 def upgrade(commit: str = BASE) -> dict[str, Differences]:
     """Differences by profile of the earlier commit, which an installation brings its values from."""
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         chart = earlier_chart(commit, Path(directory))
         for profile in PROFILES:
-            # Helm keeps what was given, and takes the rest from the new chart.
             values = {} if profile == "values.yaml" else yaml.safe_load((chart / profile).read_text())
-            found[profile] = differences(installed(chart, values), installed(CHART, values))
+            found[profile] = from_to(chart, values)
+        found["eagle"] = from_to(chart, EAGLE)
     return found
 
 
