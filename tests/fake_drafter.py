@@ -59,6 +59,11 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     num_trees: int = 0
     errors: list[str] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """Drop the records of calls, which grow with every one."""
+        self.opened.clear()
+        self.errors.clear()
+
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         return drafter_pb2.DrafterServiceDescribeResponse(
             kind=self.kind,

@@ -74,6 +74,11 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     lingers_us: list[int] = field(default_factory=list)
     streams: set[_VerifierStream] = field(default_factory=set)
 
+    def forget(self) -> None:
+        """Drop the records of calls, which grow with every one."""
+        for record in (self.generated_at_opening, self.opened, self.drafts, self.lingers_us):
+            record.clear()
+
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierServiceDescribeResponse:  # noqa: N802
         return verifier_pb2.VerifierServiceDescribeResponse(
             model=self.model,

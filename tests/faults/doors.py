@@ -44,8 +44,8 @@ def write_checkpoint(directory: Path, context: int = CONTEXT, seed: int = 0) -> 
 async def public_door() -> AsyncIterator[PublicDoor]:
     """A whole orchestrator, on back ends without a model."""
     async with contextlib.AsyncExitStack() as stack:
-        verifier = await stack.enter_async_context(serving(FakeVerifier(pass_s=0.0)))
-        drafter = await stack.enter_async_context(serving(FakeDrafter()))
+        peers = FakeVerifier(pass_s=0.0), FakeDrafter()
+        verifier, drafter = [await stack.enter_async_context(serving(peer)) for peer in peers]
         config = Config(
             verifier_address=verifier,
             drafter_addresses=(drafter,),
@@ -54,7 +54,7 @@ async def public_door() -> AsyncIterator[PublicDoor]:
             watch_rounds=True,
         )
         orchestrator = await stack.enter_async_context(running(config))
-        yield PublicDoor(orchestrator.service)
+        yield PublicDoor(orchestrator.service, *peers)
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from google.rpc import code_pb2
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
 from drafter_svc.service import DrafterService
 from orchestrator.api.service import InferenceService
+from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults.messages import PROMPT, hostile
 from tests.faults.processes import resident_mib
 from verifier_svc.engine.engine import Engine
@@ -107,8 +108,9 @@ class PublicDoor:
     name = "orchestrator"
     at_once = 25
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, verifier: FakeVerifier, drafter: FakeDrafter) -> None:
         self._service = service
+        self._peers = verifier, drafter
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
         kind = chance.choice(PUBLIC_REQUESTS)
@@ -134,6 +136,9 @@ class PublicDoor:
             raise FuzzError(f"{context.code} to {request}")
 
     async def check(self) -> Sequence[int]:
+        for peer in self._peers:
+            # Of a million messages, they would be most of the memory.
+            peer.forget()
         text = "".join(map(chr, PROMPT))
         tokenized = await self._service.Tokenize(inference_pb2.TokenizeRequest(prompt=text), Context())
         request = inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids)

@@ -170,6 +170,9 @@ class PeersDoor:
 
     async def check(self) -> Sequence[int]:
         self._verifier.is_hostile = False
+        self._verifier.forget()
+        self._drafter.forget()
+        self._errors.raised.clear()
         client = self._orchestrator.verifiers.clients[0]
         if self._verifier.has_misled:
             self._verifier.has_misled = False
