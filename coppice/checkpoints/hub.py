@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
-import socket
+import ssl
 import threading
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -15,7 +17,8 @@ from coppice.core.errors import IncompatibleError
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 # Form of a hub id; anything else is a path.
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_CONNECT_S = 2.0
+# With the start of a command it makes less than 3 s.
+_ANSWER_S = 1.2
 
 
 def refuse_absent(model: str) -> None:
@@ -55,23 +58,30 @@ def _cache() -> Path:
 
 
 def _no_answer() -> str:
-    """Reason that no connection to the hub, or to the proxy before it, can be made; empty where it can."""
+    """Reason that the hub, or the proxy before it, does not answer a request; empty where it does."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    url = urllib.parse.urlsplit(endpoint)
-    proxy = urllib.request.getproxies().get(url.scheme)
-    if proxy and url.hostname and not urllib.request.proxy_bypass(url.hostname):
-        url = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    outcome = [f"{url.hostname} does not answer"]
+    host = urllib.parse.urlsplit(endpoint).hostname
+    outcome = [f"{host} does not answer"]
 
-    def connect() -> None:
+    def ask() -> None:
         try:
-            with socket.create_connection((url.hostname or "", url.port or 443), timeout=_CONNECT_S):
-                outcome[0] = ""
-        except OSError as error:
-            outcome[0] = f"{url.hostname}: {error.strerror or error}"
+            # With the proxies of now: urlopen keeps those of its first call.
+            opener = urllib.request.build_opener()
+            opener.open(urllib.request.Request(endpoint, method="HEAD"), timeout=_ANSWER_S).close()
+        except (urllib.error.HTTPError, http.client.HTTPException):
+            pass
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                return
+            # Whom to trust is for the library to say.
+            if not isinstance(reason, ssl.SSLError):
+                outcome[0] = f"{host}: {getattr(reason, 'strerror', None) or reason}"
+                return
+        outcome[0] = ""
 
     # On a thread: nothing bounds the resolution of a name.
-    thread = threading.Thread(target=connect, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(_CONNECT_S)
+    thread.join(_ANSWER_S)
     return outcome[0]

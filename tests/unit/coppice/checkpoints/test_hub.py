@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
+from coppice.checkpoints import hub
 from coppice.checkpoints.hub import OFFLINE_VARIABLE, refuse_absent
 from coppice.core.errors import IncompatibleError
+from tests.certificates import directory
 
 MODEL = "somebody/some-model"
 
@@ -38,17 +46,84 @@ def test_a_cached_model_is_used_without_it(tmp_path: Path) -> None:
     assert os.environ[OFFLINE_VARIABLE] == "1"
 
 
-def test_a_hub_that_answers_is_asked_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
-        refuse_absent(MODEL)
-        monkeypatch.setenv(OFFLINE_VARIABLE, "1")
-        with pytest.raises(IncompatibleError, match="HF_HUB_OFFLINE is set"):
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A listener that answers its first request with these bytes and closes; its address and what it was sent."""
+    sent: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            sent.append(connection.recv(1 << 16))
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", sent
+        thread.join(10)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what does answer, on a busy machine."""
+    monkeypatch.setattr(hub, "_ANSWER_S", 30.0)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_hub_that_is_connected_to_and_says_nothing_does_not_answer(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the listener's backlog.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
+        started_s = time.monotonic()
+        with pytest.raises(IncompatibleError, match=r"cannot be fetched from the hub \(127.0.0.1 does not answer\)"):
             refuse_absent(MODEL)
+        assert hub._ANSWER_S <= time.monotonic() - started_s < hub._ANSWER_S + 3.0
 
 
+def test_the_wait_for_a_hub_leaves_time_for_the_start_of_a_command() -> None:
+    # A start takes 1.1 s, and a mistake is told within 3 s.
+    assert hub._ANSWER_S <= 1.5
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 404 Not Found\r\n\r\n", b"no HTTP\r\n"],
+    ids=["fine", "another page", "nonsense"],
+)
+@pytest.mark.usefixtures("patience")
+def test_a_hub_that_answers_is_asked_by_the_library(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(answer) as (address, _):
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        refuse_absent(MODEL)
+    monkeypatch.setenv(OFFLINE_VARIABLE, "1")
+    with pytest.raises(IncompatibleError, match="HF_HUB_OFFLINE is set"):
+        refuse_absent(MODEL)
+
+
+@pytest.mark.usefixtures("patience")
+def test_whom_to_trust_is_left_to_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = directory(tmp_path / "tls", trustme.CA())
+    server.load_cert_chain(files.cert, files.key)
+
+    def shake_hands() -> None:
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError), server.wrap_socket(connection, server_side=True):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=shake_hands, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"https://127.0.0.1:{listener.getsockname()[1]}")
+        refuse_absent(MODEL)
+
+
+@pytest.mark.usefixtures("patience")
 def test_a_proxy_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+    with answering(b"HTTP/1.0 200 OK\r\n\r\n") as (address, sent):
+        monkeypatch.setenv("http_proxy", f"http://{address}")
         refuse_absent(MODEL)
+    assert sent[0].startswith(b"HEAD http://hub.invalid")
