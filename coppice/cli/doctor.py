@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import typer
 
@@ -23,6 +24,7 @@ from coppice.cli.child import ChildError
 from coppice.cli.errors import EXTRAS, FAILED, missing_extra
 from coppice.cli.topology import refuse_taken
 from coppice.kernels.cpu.huge_pages import ASKING, MODE_FILE
+from coppice.memory_limit import LEAST_MIB, memory_limit_mib
 from coppice.version import VERSION
 
 GIB = 1 << 30
@@ -32,6 +34,13 @@ NEEDED_DISK_GIB = 1.0
 BUSY_LOAD_PER_CORE = 0.5
 ANSWER_S = 1.0
 REDIS_URL = "redis://127.0.0.1:6379/0"
+# Ports of the documents' examples, which `coppice up` takes where it is told to, and the options for it.
+USUAL_PORTS = {50050: "--port", 8000: "--http-port"}
+
+PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+DRIVER = Path("/proc/driver/nvidia/version")
+# Of the control group, version 2: "max" or microseconds, and of how many.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 State = Literal["ok", "slow", "refused", "off"]
 
@@ -49,7 +58,7 @@ class Finding:
 
 def doctor(
     port: Annotated[
-        list[int] | None, typer.Option(min=0, max=65535, help="A port you want; repeatable. Default: 50050, 8000.")
+        list[int] | None, typer.Option(min=0, max=65535, help="A port that must be free; repeatable. Default: none.")
     ] = None,
     redis: Annotated[str, typer.Option(envvar="REDIS_URL", help="Redis that is wanted.")] = REDIS_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -58,7 +67,7 @@ def doctor(
 
     Exit code 1 where `coppice up` would be refused.
     """
-    found = [*packages(), *processor(), *memory(), *disk(), *ports(port or [50050, 8000]), redis_at(redis), gpu()]
+    found = [*packages(), *processor(), *memory(), *disk(), *ports(port or []), redis_at(redis), gpu()]
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found]))
     else:
@@ -94,7 +103,7 @@ def processor() -> Iterator[Finding]:
         yield Finding("load", "slow", f"{load:.1f} processes on {cores} cores already", "measure when it is idle")
     if threads.isdecimal() and int(threads) < cores:
         yield Finding("threads", "slow", f"OMP_NUM_THREADS={threads}, of {cores} cores", "unset it, or give --threads")
-    features = set(next(_lines("/proc/cpuinfo", "flags"), "").split())
+    features = set(next(_lines(PROCESSORS, "flags"), "").split())
     if not features:
         yield Finding("instructions", "ok", f"{platform.machine()}: not known before a start")
         return
@@ -105,16 +114,36 @@ def processor() -> Iterator[Finding]:
     ):
         state: State = "ok" if flag in features else "slow"
         yield Finding("instructions", state, f"{'has' if state == 'ok' else 'no'} {flag}, for {what}")
+    if "amx_bf16" not in features:
+        yield Finding("instructions", "slow", "no amx_bf16, for products in tiles")
+    elif has_tiles():
+        yield Finding("instructions", "ok", "has amx_bf16, for products in tiles")
+    else:
+        yield Finding("instructions", "slow", "has amx_bf16, which the system does not let processes use")
+
+
+def has_tiles() -> bool:
+    """Whether services multiply in AMX's tiles."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return False
+    from coppice.kernels.cpu.amx import MULTIPLIES_TILES
+
+    return MULTIPLIES_TILES
 
 
 def memory() -> Iterator[Finding]:
-    """Memory that is free, and its pages."""
-    kib = next(_lines("/proc/meminfo", "MemAvailable"), "").split()
+    """Memory that is allowed and free, and its pages."""
+    limit_mib = memory_limit_mib()
+    if limit_mib < LEAST_MIB:
+        advice = f"a model needs at least {LEAST_MIB} MiB: raise the container's limit, or `ulimit -d`"
+        yield Finding("memory", "refused", f"{limit_mib:.0f} MiB are allowed", advice)
+    kib = next(_lines(MEMORY, "MemAvailable"), "").split()
     if kib:
-        free = int(kib[0]) * 1024 / GIB
+        free = min(int(kib[0]) / 1024, limit_mib) / 1024
         state: State = "ok" if free >= NEEDED_MEMORY_GIB else "slow"
         advice = "" if state == "ok" else f"the bundled models take about {NEEDED_MEMORY_GIB:g} GiB"
-        yield Finding("memory", state, f"{free:.1f} GiB available", advice)
+        limit = "" if math.isinf(limit_mib) else f", by a limit of {limit_mib / 1024:.1f} GiB"
+        yield Finding("memory", state, f"{free:.1f} GiB available{limit}", advice)
     if MODE_FILE.is_file():
         mode = MODE_FILE.read_text().strip()
         good = ASKING in mode or "[always]" in mode
@@ -136,12 +165,15 @@ def disk() -> Iterator[Finding]:
 
 
 def ports(wanted: list[int]) -> Iterator[Finding]:
-    """Whether ports can be listened at."""
-    for port in wanted:
+    """Whether ports can be listened at: those that are wanted, or else the usual ones, without which services do."""
+    for port in wanted or USUAL_PORTS:
         try:
             refuse_taken(port)
         except ChildError as error:
-            yield Finding("port", "refused", str(error))
+            if wanted:
+                yield Finding("port", "refused", str(error))
+            else:
+                yield Finding("port", "slow", str(error), f"it concerns {USUAL_PORTS[port]} {port} alone")
         else:
             yield Finding("port", "ok", f"{port} is free")
 
@@ -165,18 +197,29 @@ def redis_at(url: str) -> Finding:
     try:
         with socket.create_connection((host, port), ANSWER_S) as connection:
             connection.settimeout(ANSWER_S)
-            connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
+            connection.sendall(_authentication(place) + b"PING\r\n")
+            answer = connection.recv(1024)
     except OSError as error:
         why = error.strerror or error
         return Finding("Redis", "off", f"{host}:{port}: {why}", "the prefix cache stays in the orchestrator's memory")
-    # +PONG, an error that it wants a password first, or TLS, which answers otherwise.
-    return Finding("Redis", "ok", f"{host}:{port} answers {answer.decode(errors='replace').strip()[:40]!r}")
+    said = f"{host}:{port} answers {answer.decode(errors='replace').strip()[:40]!r}"
+    if answer.startswith(b"-") and b"+PONG" not in answer:
+        return Finding("Redis", "off", said, "its URL is redis://[USER]:PASSWORD@HOST:PORT/0 where it wants a password")
+    # +PONG, or TLS, which answers otherwise.
+    return Finding("Redis", "ok", said)
+
+
+def _authentication(place: SplitResult) -> bytes:
+    """The command with which a client of a URL with a password begins."""
+    words = [b"AUTH", *(unquote(word).encode() for word in (place.username, place.password) if word)]
+    if not place.password:
+        return b""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def gpu() -> Finding:
     """Whether torch finds a CUDA device."""
-    driver = Path("/proc/driver/nvidia/version").is_file()
+    driver = DRIVER.is_file()
     if importlib.util.find_spec("torch") is None:
         return Finding("GPU", "off", "torch is not installed")
     import torch
@@ -192,15 +235,14 @@ def gpu() -> Finding:
 def quota_of(cores: int) -> int:
     """How many of so many cores the control group's quota amounts to."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = QUOTA.read_text().split()
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # no control group, or no quota: "max"
         return cores
 
 
-def _lines(file: str, name: str) -> Iterator[str]:
+def _lines(path: Path, name: str) -> Iterator[str]:
     """Values of a name in a file of `name: value` lines; none where there is no file."""
-    path = Path(file)
     for line in path.read_text().splitlines() if path.is_file() else ():
         if line.partition(":")[0].strip() == name:
             yield line.partition(":")[2].strip()

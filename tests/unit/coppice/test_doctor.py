@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from coppice import memory_limit
 from coppice.cli import doctor
 from coppice.cli.__main__ import app
 
@@ -31,6 +37,59 @@ def test_a_port_that_is_taken_is_refused() -> None:
     assert [one["state"] for one in found["port"]] == ["refused"]
     code, found = findings("--port", str(port))
     assert (code, found["port"][0]["state"]) == (0, "ok")
+
+
+def test_a_usual_port_that_is_taken_concerns_its_option_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(doctor, "USUAL_PORTS", {port: "--http-port"})
+        code, found = findings()
+    assert code == 0
+    [finding] = found["port"]
+    assert (finding["state"], finding["advice"]) == ("slow", f"it concerns --http-port {port} alone")
+
+
+@contextlib.contextmanager
+def redis_saying(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server with one answer: its address, and what it was sent."""
+    sent: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            sent.append(connection.recv(1024))
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", sent
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (b"+PONG\r\n", "ok"),
+        (b"-NOAUTH Authentication required.\r\n", "off"),
+        (b"-DENIED Redis is running in protected mode\r\n", "off"),
+        # An alert of TLS.
+        (b"\x15\x03\x01\x00\x02\x02\x0a", "ok"),
+    ],
+)
+def test_a_redis_that_refuses_its_clients_is_none(answer: bytes, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_S", 30.0)
+    with redis_saying(answer) as (address, sent):
+        finding = doctor.redis_at(f"redis://{address}/0")
+    assert (finding.state, sent) == (state, [b"PING\r\n"])
+    assert ("PASSWORD" in finding.advice) == (state == "off")
+
+
+def test_a_redis_gets_the_password_of_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_S", 30.0)
+    with redis_saying(b"-WRONGPASS invalid\r\n-NOAUTH\r\n") as (address, sent):
+        assert doctor.redis_at(f"redis://al:p%20w@{address}/0").state == "off"
+    assert sent == [b"*3\r\n$4\r\nAUTH\r\n$2\r\nal\r\n$3\r\np w\r\nPING\r\n"]
 
 
 def test_a_redis_is_one_that_answers() -> None:
@@ -80,3 +139,88 @@ def test_no_room_on_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(doctor, "NEEDED_DISK_GIB", 1e9)
     [finding] = doctor.disk()
     assert (finding.state, finding.advice) == ("slow", "set COPPICE_CACHE to another disk")
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_tiles", "states"),
+    [
+        ("avx512f avx512_bf16 avx512_vnni amx_tile amx_bf16", True, ["ok", "ok", "ok", "ok"]),
+        ("avx512f avx512_bf16 avx512_vnni amx_tile amx_bf16", False, ["ok", "ok", "ok", "slow"]),
+        ("avx512f avx512_vnni", True, ["ok", "slow", "ok", "slow"]),
+        ("sse2", False, ["slow", "slow", "slow", "slow"]),
+    ],
+)
+def test_instructions_that_a_processor_lacks_are_slow(
+    flags: str, has_tiles: bool, states: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(doctor, "PROCESSORS", file)
+    monkeypatch.setattr(doctor, "has_tiles", lambda: has_tiles)
+    found = [one for one in doctor.processor() if one.what == "instructions"]
+    assert [one.state for one in found] == states
+    for one, flag in zip(found, ("avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16"), strict=True):
+        assert one.found.startswith(("has" if flag in flags else "no") + f" {flag}, ")
+
+
+def test_tiles_are_those_of_services() -> None:
+    amx = pytest.importorskip("coppice.kernels.cpu.amx")
+    assert doctor.has_tiles() is amx.MULTIPLIES_TILES
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "limit_mib", "states", "found"),
+    [
+        (8192, math.inf, ["ok"], "8.0 GiB available"),
+        (2048, math.inf, ["slow"], "2.0 GiB available"),
+        (8192, 2048, ["slow"], "2.0 GiB available, by a limit of 2.0 GiB"),
+        (8192, 511, ["refused", "slow"], "0.5 GiB available, by a limit of 0.5 GiB"),
+    ],
+)
+def test_memory_is_what_is_free_and_allowed(
+    free_mib: int, limit_mib: float, states: list[str], found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text(f"MemTotal:  99999999 kB\nMemAvailable:  {free_mib * 1024} kB\n")
+    monkeypatch.setattr(doctor, "MEMORY", file)
+    monkeypatch.setattr(doctor, "memory_limit_mib", lambda: limit_mib)
+    memory = [one for one in doctor.memory() if one.what == "memory"]
+    assert ([one.state for one in memory], memory[-1].found) == (states, found)
+    code, all_found = findings()
+    assert code == ("refused" in states)
+    assert [one["state"] for one in all_found["memory"]] == states
+
+
+def test_a_limit_with_which_services_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda _: (511 << 20, -1))
+    with pytest.raises(ValueError, match="only 511 MiB"):
+        memory_limit.check_memory()
+    assert next(one.state for one in doctor.memory() if one.what == "memory") == "refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("9000000 100000", 4), ("", 4)]
+)
+def test_the_quota_of_the_control_group_bounds_cores(
+    text: str, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpu.max"
+    monkeypatch.setattr(doctor, "QUOTA", file)
+    assert doctor.quota_of(4) == 4
+    file.write_text(f"{text}\n")
+    assert doctor.quota_of(4) == cores
+
+
+@pytest.mark.parametrize(
+    ("is_available", "has_driver", "state"), [(True, True, "ok"), (False, True, "slow"), (False, False, "off")]
+)
+def test_a_gpu_is_one_that_torch_finds(
+    is_available: bool, has_driver: bool, state: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cuda = SimpleNamespace(is_available=lambda: is_available, get_device_name=lambda: "a GPU")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2.0", __spec__=object()))
+    driver = tmp_path / "version"
+    if has_driver:
+        driver.touch()
+    monkeypatch.setattr(doctor, "DRIVER", driver)
+    assert doctor.gpu().state == state
