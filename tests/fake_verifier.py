@@ -37,6 +37,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     model: str = MODEL
     tokenizer_fingerprint: str = FINGERPRINT
     dtype: str = "float32"
+    quantization: str = "none"
     serving_fingerprint: str = "serving"
     target_revision: str = ""
     exactness: sampling_pb2.Exactness = sampling_pb2.EXACTNESS_STRICT
@@ -95,6 +96,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             hardware=self.hardware,
             instance_id=self.instance_id,
             dtype=self.dtype,
+            quantization=self.quantization,
             serving_fingerprint=self.serving_fingerprint,
             target_revision=self.target_revision,
         )

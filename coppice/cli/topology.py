@@ -221,14 +221,20 @@ class Topology:
             for wait in waits:
                 wait.cancel()
 
-    async def stop(self, front_s: float = STOP_TIMEOUT_S, back_s: float = STOP_TIMEOUT_S) -> None:
+    async def stop(
+        self, front_s: float = STOP_TIMEOUT_S, back_s: float = STOP_TIMEOUT_S, *, is_interrupted: bool = False
+    ) -> None:
         """Stop what clients call first, so that running requests can finish, and then the back ends together.
 
-        Each in front has `front_s` until it is killed, the back ends `back_s`.
+        Each in front has `front_s` until it is killed, the back ends `back_s`. Those in front stop one after another,
+        or together, with requests that run, where it is interrupted.
         """
         children, self._children = self._children, []
-        for child in reversed(children):
-            if child.module not in BACK_ENDS:
+        front = [child for child in reversed(children) if child.module not in BACK_ENDS]
+        if is_interrupted:
+            await asyncio.gather(*(child.stop(front_s) for child in front))
+        else:
+            for child in front:
                 await child.stop(front_s)
         await asyncio.gather(*(child.stop(back_s) for child in reversed(children) if child.module in BACK_ENDS))
 
@@ -324,7 +330,11 @@ def refuse_taken(port: int) -> None:
         try:
             probe.bind((LOCAL, port))
         except OSError as error:
-            hint = "it needs root" if isinstance(error, PermissionError) else "take another one, or end what has it"
+            hint = (
+                "it needs root; take one from 1024 on"
+                if isinstance(error, PermissionError)
+                else "take another one, or end what has it"
+            )
             raise ChildError(f"port {port} cannot be had ({error.strerror}): {hint}", WRONG) from error
 
 

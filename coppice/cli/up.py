@@ -134,7 +134,7 @@ def up(
             colocated=colocated,
         )
     if redis.startswith("redis") and (answer := redis_at(redis)).state == "off":
-        typer.echo(f"coppice: no Redis at {answer.found}; {answer.advice} until there is one", err=True)
+        typer.echo(f"coppice: Redis {answer.found}; {answer.advice}", err=True)
     if not verbose:
         os.environ.setdefault("LOG_LEVEL", "WARNING")
     if error := asyncio.run(serve(spec, partial(expected_gain, target, bool(drafter)), verbose=verbose)):
@@ -177,7 +177,7 @@ async def serve(spec: TopologySpec, expected: Callable[[], str], *, verbose: boo
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-        await (topology.stop(*INTERRUPTED_S) if interrupted.is_set() else topology.stop())
+        await (topology.stop(*INTERRUPTED_S, is_interrupted=True) if interrupted.is_set() else topology.stop())
 
 
 async def _run(topology: Topology, spec: TopologySpec, expected: Callable[[], str]) -> ChildError:
@@ -202,7 +202,7 @@ async def described(topology: Topology, spec: TopologySpec) -> str:
     with contextlib.suppress(RequestFailedError):
         async with Client(topology.address, token=os.environ.get("COPPICE_TOKEN", ""), tls=tls) as client:
             info = await client.model_info(INFO_S)
-        numbers = info.dtype if info.quantization == "none" else f"{info.quantization} weights"
+        numbers = info.dtype if info.quantization in ("", "none") else f"{info.quantization} weights"
         exactness = sampling_pb2.Exactness.Name(info.exactness).removeprefix("EXACTNESS_").lower()
         served = f": {numbers}, {exactness}, {info.max_context_tokens} tokens of context"
         sources = list(info.sources)
