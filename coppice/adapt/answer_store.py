@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from coppice.adapt.own_text import WrittenText
+from coppice.checkpoints.writing import whole_file
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import MOST_PROMPT_FEATURES
-from coppice.training.state import whole_file
 
 # One text of so many is held out, by its number.
 HELD_OUT_ONE_IN = 50

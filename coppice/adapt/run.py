@@ -29,10 +29,11 @@ from coppice.adapt.eagle_measure import measure_head
 from coppice.adapt.eagle_run import EagleRecipe, TrainedHead, train_head
 from coppice.adapt.own_text import GivenPrompt, OwnWriter, TextShape, WrittenText
 from coppice.checkpoints.catalogue import local_model
+from coppice.checkpoints.writing import whole_directory, whole_file
 from coppice.core.errors import IncompatibleError
 from coppice.core.feature_layers import default_feature_layers
 from coppice.training.run import load_target
-from coppice.training.state import open_state, whole_file
+from coppice.training.state import open_state
 from coppice.version import VERSION
 from verifier_svc.app import new_servicer
 from verifier_svc.config import VerifierConfig
@@ -180,7 +181,8 @@ def _save(
         "curve": trained.curve,
     }
     layers = default_feature_layers(model.config.get_text_config().num_hidden_layers)
-    save_head(trained.head, trained.draft_ids, layers, report, out, facts=facts)
+    with whole_directory(out) as whole:
+        save_head(trained.head, trained.draft_ids, layers, report, whole, facts=facts)
     logger.info("%s is written:\n%s", out, report.table())
 
 

@@ -25,6 +25,7 @@ from coppice.checkpoints.bundled import missing_model
 from coppice.checkpoints.files import refuse_special_files
 from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpoint
 from coppice.checkpoints.hub import refuse_absent
+from coppice.checkpoints.writing import NO_SPACE
 from coppice.core.errors import IncompatibleError
 
 CACHE_VARIABLE = "COPPICE_CACHE"
@@ -143,7 +144,7 @@ def _converted(file: Path, name: str, licences: tuple[Path, ...], tell: Callable
                 tell(f"converting {file.name}, once, into {place / name} ...")
                 _convert(file, fields, name, licences, place)
     except OSError as error:
-        what = "no space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"no place ({error.strerror or error})"
+        what = "no space" if error.errno in NO_SPACE else f"no place ({error.strerror or error})"
         raise IncompatibleError(
             f"there is {what} for {file.name} in {cache}: set {CACHE_VARIABLE} to another directory"
         ) from error

@@ -6,7 +6,9 @@ that can be loaded here. Tensors are checked after loading, see `loaded_weights.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +35,8 @@ _MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 # Of a JSON file; the largest tokenizers have half of it.
 _MAX_JSON_MIB = 64
+# Files of a checkpoint that are always read, by their endings.
+_NEEDED = frozenset({".json", ".safetensors"})
 # Directories of a checkpoint whose files the library reads too.
 _INNER = ("additional_chat_templates",)
 _MAX_REASON = 300
@@ -106,14 +110,20 @@ def refuse_special_files(model: str) -> None:
     directory = Path(model)
     if not directory.is_dir():
         return
-    for path in [*directory.iterdir(), *(path for inner in _INNER for path in directory.glob(f"{inner}/*"))]:
+    try:
+        paths = [*directory.iterdir(), *(path for inner in _INNER for path in directory.glob(f"{inner}/*"))]
+    except OSError as error:
+        raise IncompatibleError(f"{model} {unreadable(error)}") from error
+    for path in paths:
         name = path.relative_to(directory)
         try:
             found = path.stat()
         except OSError as error:
-            raise IncompatibleError(f"{name} of {model} cannot be read: {error.strerror}") from error
+            raise IncompatibleError(f"{name} of {model} {unreadable(error)}") from error
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise IncompatibleError(f"{name} of {model} is no regular file")
+        if path.suffix in _NEEDED and not os.access(path, os.R_OK):
+            raise IncompatibleError(f"{name} of {model} {unreadable(PermissionError(errno.EACCES, ''))}")
         if path.suffix == ".json" and found.st_size > _MAX_JSON_MIB << 20:
             raise IncompatibleError(f"{name} of {model} has {found.st_size >> 20} MiB, more than {_MAX_JSON_MIB}")
 
@@ -137,6 +147,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise IncompatibleError(f"{path.parent} has no {path.name}") from None
     except UnicodeDecodeError as error:
         raise IncompatibleError(f"{path} is not JSON: {error}") from error
+    except OSError as error:
+        raise IncompatibleError(f"{path} {unreadable(error)}") from error
     if not text.strip():
         raise IncompatibleError(f"{path} is empty")
     try:
@@ -157,6 +169,12 @@ def read_config(model: str) -> dict[str, Any]:
     config = read_object(Path(model) / "config.json")
     refuse_absurd_numbers(model, config)
     return config
+
+
+def unreadable(error: OSError) -> str:
+    """What follows the name of a file that could not be read."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"cannot be read: {reason}{'; let this user read it' if isinstance(error, PermissionError) else ''}"
 
 
 def message_of(error: BaseException) -> str:

@@ -6,16 +6,15 @@ All other code, the checks of this process included, then sees a regular directo
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.util
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coppice.checkpoints.files import WEIGHTS_FILE, one_line
+from coppice.checkpoints.files import WEIGHTS_FILE, one_line, unreadable
 from coppice.checkpoints.loaded_weights import quiet_loading, refuse_incomplete, refuse_not_finite
+from coppice.checkpoints.writing import writing_to
 from coppice.core.errors import IncompatibleError
 
 SUFFIX = ".gguf"
@@ -86,15 +85,19 @@ def write_checkpoint(file: Path, fields: Mapping[str, Any], directory: Path) -> 
     """
     model, tokenizer = _loaded(file, fields.get(f"{fields.get('general.architecture')}.attention.key_length"))
     refuse_not_finite(str(file), model.state_dict().items())
-    _save(model, directory)
     if fields.get(_PRE_TOKENIZER) in _SINGLE_DIGITS:
         _split_digits(tokenizer)
-    tokenizer.save_pretrained(directory)
+    with writing_to(directory):
+        _save(model, directory)
+        tokenizer.save_pretrained(directory)
 
 
 def _refuse_other_files(file: Path) -> None:
-    with file.open("rb") as opened:
-        magic = opened.read(len(_MAGIC))
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(_MAGIC))
+    except OSError as error:
+        raise IncompatibleError(f"{file} {unreadable(error)}") from error
     if magic != _MAGIC:
         raise IncompatibleError(f"{file} is empty" if not magic else f"{file} is not a GGUF file, despite its name")
 
@@ -138,7 +141,6 @@ def _loaded(file: Path, head_size: int | None) -> tuple[Any, Any]:
 
 
 def _save(model: Any, directory: Path) -> None:
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     kept: dict[str, Any] = {}
@@ -148,12 +150,7 @@ def _save(model: Any, directory: Path) -> None:
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             kept[name] = _smallest(tensor)
-    try:
-        save_file(kept, directory / WEIGHTS_FILE, _METADATA)
-    except SafetensorError as error:
-        # It has no other type, and no number but in its text.
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+    save_file(kept, directory / WEIGHTS_FILE, _METADATA)
     matrices = {tensor.dtype for tensor in kept.values() if tensor.dim() > 1}
     config = model.config
     if hasattr(config, "quantization_config"):

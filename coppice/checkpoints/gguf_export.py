@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from coppice.checkpoints.files import INDEX_FILE, WEIGHTS_FILE, read_object
+from coppice.checkpoints.writing import writing_to
 from coppice.core.errors import IncompatibleError
 
 # Data types of matrices, with llama.cpp's file type numbers; vectors are float32.
@@ -55,11 +56,12 @@ def export_gguf(directory: Path, out: Path, kind: str) -> None:
     handle, part = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
     os.close(handle)
     try:
-        writer = gguf.GGUFWriter(part, architecture)
-        _add_settings(writer, config, float(rope["rope_theta"]), directory.name, kind)
-        _add_tokenizer(writer, directory, config.vocab_size)
-        _write_tensors(writer, directory, config, architecture, kind)
-        writer.close()
+        with writing_to(out):
+            writer = gguf.GGUFWriter(part, architecture)
+            _add_settings(writer, config, float(rope["rope_theta"]), directory.name, kind)
+            _add_tokenizer(writer, directory, config.vocab_size)
+            _write_tensors(writer, directory, config, architecture, kind)
+            writer.close()
         Path(part).replace(out)
     except BaseException:
         Path(part).unlink(missing_ok=True)

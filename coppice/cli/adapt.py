@@ -9,11 +9,14 @@ from typing import Annotated
 import typer
 
 from coppice.cli.errors import INTERRUPTED
+from coppice.cli.options import writable
 
 
 def adapt(
     target: Annotated[str, typer.Option(help="Checkpoint directory, GGUF file, hub id or short name.")],
-    out: Annotated[Path, typer.Option(help="Directory of the drafter; unfinished work lies next to it.")],
+    out: Annotated[
+        Path, typer.Option(callback=writable, help="Directory of the drafter; unfinished work lies next to it.")
+    ],
     tokens: Annotated[int, typer.Option(min=1000, help="Tokens of the answers that the target writes.")] = 1_000_000,
     epochs: Annotated[float, typer.Option(min=0.01, help="Passes of the training over them.")] = 5.0,
     draft_vocab: Annotated[int, typer.Option(min=16, help="Most frequent tokens that the drafter knows.")] = 8192,

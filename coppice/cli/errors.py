@@ -14,6 +14,7 @@ import grpc
 import typer
 from typer.core import TyperGroup
 
+from coppice.checkpoints.writing import NO_PERMISSION, NO_SPACE
 from coppice.client import RequestFailedError
 from coppice.core.errors import CoppiceError, IncompatibleError
 from coppice.settings import ConfigError
@@ -64,6 +65,8 @@ def explained(error: Exception) -> tuple[int, str]:
             return WRONG, _line(error)
         case RequestFailedError() if hint := HINTS.get(error.code):
             return FAILED, f"{str(error).rstrip('.')}; {hint}"
+        case OSError() if line := of_file(error):
+            return WRONG, line
         case CoppiceError() | OSError():
             return getattr(error, "exit_code", FAILED), _line(error)
     raise error
@@ -79,6 +82,17 @@ def require_extra(extra: str, option: str | None = None) -> None:
 def missing_extra(extra: str, module: str) -> str:
     """What to say where a module of an extra is not installed."""
     return f"{module} is not installed: pip install 'coppice[{extra}]'"
+
+
+def of_file(error: OSError) -> str:
+    """What to say of a file or directory that cannot be used for want of space or permission; empty of other errors."""
+    if error.filename is None:
+        return ""
+    if error.errno in NO_SPACE:
+        return f"there is no space for {error.filename}: free some, or choose another directory"
+    if error.errno in NO_PERMISSION:
+        return f"{error.filename} cannot be used ({error.strerror}): give this user the right to, or choose another"
+    return ""
 
 
 def _of_usage(error: Any) -> str:

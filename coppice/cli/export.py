@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.options import here
+from coppice.cli.errors import of_file
+from coppice.cli.options import here, writable
 
 app = typer.Typer(help="Write a model in the format of another engine.", no_args_is_help=True)
 
@@ -20,7 +21,7 @@ def _several() -> None:
 @app.command()
 def gguf(
     target: Annotated[str, typer.Option(metavar="NAME|DIR|FILE.gguf", help="The model to write.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", callback=writable, help="Where to write it.")],
     kind: Annotated[str, typer.Option("--type", metavar="f32|bf16|q8_0", help="How its matrices are stored.")] = "f32",
 ) -> None:
     """Write a model as a GGUF file, for llama.cpp. Llama, Mistral, Qwen2 and Qwen3 are known, with byte-level BPE."""
@@ -38,6 +39,8 @@ def gguf(
     try:
         export_gguf(directory, out, kind)
     except (CoppiceError, OSError, ValueError, ImportError) as error:
+        if isinstance(error, OSError) and of_file(error):
+            raise
         typer.echo(f"coppice: {target} cannot be exported: {one_line(error)}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"wrote {out}, {out.stat().st_size >> 20} MiB")

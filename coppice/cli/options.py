@@ -290,6 +290,23 @@ def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
     return str(DEFAULT_SPACE)
 
 
+def writable(out: Path) -> Path:
+    """The value of an option that names what is written; it, and what is written next to it, may be.
+
+    Raises typer.BadParameter if not.
+    """
+    whole = out.absolute()
+    for path in (whole, whole.parent):
+        there = next(one for one in (path, *path.parents) if one.exists())
+        if there != whole and not there.is_dir():
+            raise typer.BadParameter(f"{there} is no directory")
+        if not os.access(there, os.W_OK | os.X_OK if there.is_dir() else os.W_OK):
+            raise typer.BadParameter(
+                f"nothing may be written to {there}: give this user the right to, or choose another directory"
+            )
+    return out
+
+
 def require_device(device: str) -> None:
     """Raise typer.BadParameter unless `device` is one, or empty."""
     if device not in ("", "cpu", "cuda"):

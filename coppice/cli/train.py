@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coppice.checkpoints.bundled import MODELS
+from coppice.cli.options import writable
 from coppice.kernels.cpu.openmp import set_spin_count
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ Corpus = Annotated[
     list[Path] | None,
     typer.Option(help="Directory of Python sources; repeatable. Default: standard library and installed packages."),
 ]
+Out = Annotated[Path, typer.Option(callback=writable)]
 Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
 Steps = Annotated[int, typer.Option(min=1)]
 # The target is sampled in batches of so many, of which there has to be one.
@@ -27,7 +29,7 @@ Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target 
 
 
 @app.command()
-def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
+def tokenizer(corpus: Corpus = None, out: Out = MODELS / "tokenizer") -> None:
     """Train the byte-level BPE tokenizer."""
     from coppice.training.corpus import read_corpus
     from coppice.training.tokenizer import train_tokenizer
@@ -38,7 +40,7 @@ def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
 @app.command()
 def target(
     corpus: Corpus = None,
-    out: Path = MODELS / "target",
+    out: Out = MODELS / "target",
     tokenizer_dir: Annotated[
         Path, typer.Option("--tokenizer", help="Default: the bundled target's; for a new one what `tokenizer` made.")
     ] = MODELS / "target",
@@ -56,7 +58,7 @@ def target(
 @app.command("small-lm")
 def small_lm(
     corpus: Corpus = None,
-    out: Path = MODELS / "small-lm",
+    out: Out = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
     steps: Annotated[int, typer.Option(min=1, help="Steps over rows that the target looks at once.")] = 9000,
     fresh_cycles: Annotated[int, typer.Option(min=0, help="Cycles after them over rows drawn anew in every step.")] = 2,
@@ -88,7 +90,7 @@ def _block_command(kind: str, text: str) -> None:
 
     def train(
         corpus: Corpus = None,
-        out: Path = MODELS / kind,
+        out: Out = MODELS / kind,
         target_dir: TargetDir = MODELS / "target",
         start: Start = MODELS / "small-lm",
         steps: Steps = 3000,
@@ -123,7 +125,7 @@ _block_command("diffusion", "Train a masked-diffusion drafter from the small LM,
 @app.command()
 def boost(
     corpus: Corpus = None,
-    out: Annotated[Path, typer.Option(help="The directory of boost-1, boost-2, …")] = MODELS,
+    out: Annotated[Path, typer.Option(callback=writable, help="The directory of boost-1, boost-2, …")] = MODELS,
     target_dir: TargetDir = MODELS / "target",
     start: Start = MODELS / "small-lm",
     num: Annotated[int, typer.Option(min=1, help="How many, one after another.")] = 1,
@@ -148,7 +150,7 @@ def boost(
 @app.command()
 def space(
     corpus: Corpus = None,
-    out: Path = MODELS / "space",
+    out: Out = MODELS / "space",
     target_dir: TargetDir = MODELS / "target",
     steps: Steps = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
@@ -181,7 +183,7 @@ def space(
 @app.command("early-exit")
 def early_exit(
     corpus: Corpus = None,
-    out: Path = MODELS / "early-head",
+    out: Out = MODELS / "early-head",
     target_dir: TargetDir = MODELS / "target",
     layer: Annotated[int, typer.Option(min=1, help="Layers of the target that come before the head.")] = 4,
     rank: Annotated[int, typer.Option(min=1, help="Of the head's addition to the norm.")] = 128,

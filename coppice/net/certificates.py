@@ -158,7 +158,8 @@ def _content(part: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(part, f"cannot be read: {error}") from error
+        hint = "; let this user read it" if isinstance(error, PermissionError) else ""
+        raise TlsError(part, f"cannot be read: {error}{hint}") from error
 
 
 def _check_parses(part: str, path: Path) -> None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from coppice.checkpoints.writing import whole_file
+
 # RMS of an update, to match AdamW's.
 _RMS_OF_ADAMW = 0.2
 
@@ -211,13 +213,12 @@ class TrainingLoop:
             "seconds": self.seconds,
             "curve": self._curve,
         }
-        temporary = directory / "state.tmp"
-        torch.save(state, temporary)
-        temporary.replace(directory / "state.pt")
+        with whole_file(directory / "state.pt") as file:
+            torch.save(state, file)
         schedule = asdict(self._config.schedule)
-        (directory / "progress.json").write_text(
-            json.dumps({"step": self._step, "schedule": schedule, "curve": self._curve}, indent=1)
-        )
+        progress = {"step": self._step, "schedule": schedule, "curve": self._curve}
+        with whole_file(directory / "progress.json") as file:
+            file.write(json.dumps(progress, indent=1).encode())
 
     def _restore(self) -> None:
         path = self._config.state_dir / "state.pt"

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
 
+from coppice.checkpoints.writing import whole_file
 from coppice.core.errors import IncompatibleError
 
 _MADE_FROM = "made_from"
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file next to `path` to write to, which replaces it when all is written."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        yield file
-    temporary.replace(path)
 
 
 class ForeignStateError(IncompatibleError):

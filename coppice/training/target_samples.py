@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
-from coppice.training.state import whole_file
+from coppice.checkpoints.writing import whole_file
 from coppice.training.teacher import TaughtRows, teach
 from coppice.training.token_store import TokenArray, TokenStore
 

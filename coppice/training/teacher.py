@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from coppice.training.state import whole_file
+from coppice.checkpoints.writing import whole_file
 
 # Tokens kept per position; the others are lumped together. At temperature 1 every twelfth token of the target is not
 # among its 32 likeliest, and a drafter that never learned their order cannot propose it.

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from coppice.checkpoints.writing import whole_file
 from coppice.core.errors import IncompatibleError
 from coppice.training.corpus import HELD_OUT_ONE_IN, SourceFile
-from coppice.training.state import whole_file
 
 TokenArray = npt.NDArray[np.uint16]
 MAX_VOCAB_SIZE = 2**16

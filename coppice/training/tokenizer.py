@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.training.corpus import SourceFile
 
 VOCAB_SIZE = 4096
@@ -43,5 +44,5 @@ def train_tokenizer(files: Sequence[SourceFile], out: Path, vocab_size: int = VO
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    wrapped.save_pretrained(out)
+    with whole_directory(out) as whole:
+        wrapped.save_pretrained(whole)

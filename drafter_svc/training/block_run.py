@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout, token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
@@ -123,15 +124,16 @@ def train_block_drafter(
     report = measure_blocks(target.float(), partial(predict, model.eval()), text, layout, recipe.seed)
     extra = f"{objective.story}\n{_card_extra(report, own, target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
-    base = None
-    if recipe.layers_alone:
-        base = save_layers(model, objective.num_masks, start_dir, out)
-        parameters = sum(value.numel() for value in model.parameters()) - start.model.embed_tokens.weight.numel()
-        write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
-    else:
-        save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
-    others = {} if base is None else {"base": base}
-    write_calibration(out, recipe.kind, recipe.block, objective.num_masks, report, shape.length, others)
+    card: Any = {"title": title, "recipe": recipe, "store": store, "loop": loop, "extra": extra}
+    with whole_directory(out) as whole:
+        others = {}
+        if recipe.layers_alone:
+            others["base"] = save_layers(model, objective.num_masks, start_dir, whole)
+            parameters = sum(value.numel() for value in model.parameters()) - start.model.embed_tokens.weight.numel()
+            write_card(whole, parameters=parameters, **card)
+        else:
+            save_checkpoint(model, tokenizer, whole, **card)
+        write_calibration(whole, recipe.kind, recipe.block, objective.num_masks, report, shape.length, others)
 
 
 def write_calibration(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.training.acceptance_report import (
     TEMPERATURES,
     AcceptanceReport,
@@ -82,15 +83,16 @@ def train_boost(
         member = replace(recipe, number=number)
         model, loop = _trained(models, own.taught, store, member, open_state(directory, member, made_from))
         models.append(model)
-        base = save_layers(model, 0, start_dir, directory)
         acceptance = measure_acceptance(target.float(), model, text, shape.prompt_tokens, recipe.seed)
         union = measure_union(target, models, text, shape.prompt_tokens, recipe.seed, recipe.children)
         extra = _card_extra(acceptance, union, member, target_dir, start_dir)
         parameters = sum(value.numel() for value in model.parameters() if value.requires_grad)
         title = f"Boosted small LM {number}"
-        write_card(directory, title=title, parameters=parameters, recipe=member, store=store, loop=loop, extra=extra)
-        calibration = {**acceptance.calibration(shape.length), "base": base}
-        (directory / "drafter.json").write_text(json.dumps(calibration) + "\n")
+        with whole_directory(directory) as whole:
+            base = save_layers(model, 0, start_dir, whole)
+            write_card(whole, title=title, parameters=parameters, recipe=member, store=store, loop=loop, extra=extra)
+            calibration = {**acceptance.calibration(shape.length), "base": base}
+            (whole / "drafter.json").write_text(json.dumps(calibration) + "\n")
 
 
 def missed(

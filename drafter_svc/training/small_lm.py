@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.training.acceptance_report import AcceptanceReport, held_out_text, measure_acceptance
 from coppice.training.checkpoint import save_checkpoint
 from coppice.training.loop import Cycles, Schedule, language_model_loss, trained
@@ -120,9 +121,11 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     report = measure_acceptance(target.float(), model.eval(), rows, shape.prompt_tokens, recipe.seed)
     fresh_tokens = recipe.fresh_cycles * recipe.fresh_steps * recipe.fresh_rows * shape.length
     extra = _card_extra(report, own, fresh_tokens, target_dir)
-    save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
-    # It guesses badly beyond the context that it was trained on.
-    (out / "drafter.json").write_text(json.dumps(report.calibration(shape.length)) + "\n")
+    card: Any = {"title": "Bundled small LM", "recipe": recipe, "store": store, "loop": loop, "extra": extra}
+    with whole_directory(out) as whole:
+        save_checkpoint(model, tokenizer, whole, **card)
+        # It guesses badly beyond the context that it was trained on.
+        (whole / "drafter.json").write_text(json.dumps(report.calibration(shape.length)) + "\n")
 
 
 def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: int, length: int) -> Tensor:

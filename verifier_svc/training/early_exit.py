@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.core.errors import IncompatibleError
 from coppice.training.acceptance_report import TEMPERATURES
 from coppice.training.checkpoint import write_card
@@ -165,12 +166,13 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
         collect((_look(ids, head, target, output) for ids in held_out[half::2]), recipe.seed + half) for half in (0, 1)
     )
     thresholds = calibrate(calibrating, recipe.recall)
-    save_head(head.head(recipe.layer, thresholds), out)
-    write_target(out, model)
     parameters = sum(parameter.numel() for parameter in head.parameters())
     extra = described(recipe.layer, recipe.recall, measure(reported, thresholds))
     title = "Early-exit head"
-    write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
+    with whole_directory(out) as whole:
+        save_head(head.head(recipe.layer, thresholds), whole)
+        write_target(whole, model)
+        write_card(whole, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
 
 
 @torch.no_grad()

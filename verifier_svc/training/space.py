@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.search.error_scales import ErrorScales
 from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout, position_weights, random_layout, token_terms, weighted
@@ -89,12 +90,13 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     loop = trained(model, loss, held_out_loss, held_out, schedule, state_dir, use_compiler=False)
     text = held_out_text(target, store, shape, recipe.seed)
     report = measure_blocks(target, lambda rows: model(rows, layout), text, layout, recipe.seed)
-    save_adapter(model.adapter(sigmas_of_masks(report)), out)
-    write_target(out, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     extra = _card_extra(report, own, target_dir)
     title = "Adapter for in-pass re-drafts"
-    write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
+    with whole_directory(out) as whole:
+        save_adapter(model.adapter(sigmas_of_masks(report)), whole)
+        write_target(whole, target)
+        write_card(whole, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
 
 
 def sigmas_of_masks(report: BlockReport) -> ErrorScales:

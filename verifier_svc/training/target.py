@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from coppice.checkpoints.writing import whole_directory
 from coppice.core.tokenizer import fingerprint
 from coppice.training.checkpoint import save_checkpoint
 from coppice.training.loop import Schedule, language_model_loss, trained
@@ -76,4 +77,5 @@ def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: 
 
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
     loop = trained(model, loss, language_model_loss, held_out, schedule, state_dir)
-    save_checkpoint(model, tokenizer, out, title="Bundled target", recipe=recipe, store=store, loop=loop)
+    with whole_directory(out) as whole:
+        save_checkpoint(model, tokenizer, whole, title="Bundled target", recipe=recipe, store=store, loop=loop)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from coppice.checkpoints.writing import whole_file
 from coppice.training.corpus import SourceFile
-from coppice.training.state import whole_file
 from coppice.training.target_samples import SampleShape, sample_target
 from coppice.training.teacher import teach
 from coppice.training.token_store import TokenStore
