@@ -172,7 +172,7 @@ def read_config(model: str) -> dict[str, Any]:
 
 
 def unreadable(error: OSError) -> str:
-    """What follows the name of a file that could not be read."""
+    """Words after the name of a file that could not be read."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"cannot be read: {reason}{'; let this user read it' if isinstance(error, PermissionError) else ''}"
 

@@ -205,7 +205,7 @@ class Generation:
             CoppiceError: the outcome does not follow the committed tokens, or has tokens that cannot be.
         """
         if self._transcript.room <= 0 and (self.has_ended or self.finish_if_complete()):
-            return  # a verifier that goes on behind the limit
+            return  # a verifier that goes on beyond the limit
         if outcome.base_length != self._transcript.length:
             raise CoppiceError(
                 f"the verifier sent an outcome for {outcome.base_length} committed tokens, not for "

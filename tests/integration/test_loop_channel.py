@@ -21,7 +21,7 @@ from coppice.net import frames
 from coppice.net.certificates import Certificates, server_credentials
 from coppice.net.loop import channel as loop_channel
 from coppice.net.loop.channel import LoopChannel
-from tests.certificates import directory
+from tests.certificates import directory, issue
 from tests.fakes import eventually
 from tests.raw_http2 import read_frame
 from tests.stream_server import stream_server
@@ -339,6 +339,26 @@ async def test_certificates_that_have_changed_are_used_by_the_next_connection(tm
                 if channel is None:
                     channel = await stack.enter_async_context(channel_to(address, certificates))
                 assert await all_of(channel, ECHO, b"private") == [b"private"]
+
+
+@pytest.mark.parametrize("change", ["half", "expired"])
+async def test_certificates_that_cannot_be_used_leave_the_old_ones_in_use(tmp_path: Path, change: str) -> None:
+    authority = trustme.CA()
+    files = directory(tmp_path / "tls", authority)
+    server = directory(tmp_path / "server", authority)
+    async with contextlib.AsyncExitStack() as stack:
+        channel: LoopChannel | None = None
+        port = 0
+        for number in range(2):
+            async with serving(port, server_credentials(Certificates(server.mutual()))) as (_, address, _):
+                port = int(address.rpartition(":")[2])
+                if channel is None:
+                    channel = await stack.enter_async_context(channel_to(address, Certificates(files.caller())))
+                assert await all_of(channel, ECHO, b"private") == [b"private"], number
+            if change == "half":
+                files.overwrite_key(authority.issue_cert("127.0.0.1"))
+            else:
+                files.swap(issue(authority, expired=True), authority)
 
 
 async def test_a_closed_channel_fails_what_runs_and_what_comes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 import ssl
@@ -11,11 +12,13 @@ from typing import Any, TypeVar
 
 import grpc
 
-from coppice.net.certificates import Certificates
+from coppice.net.certificates import Certificates, Pems
 from coppice.net.frames import Headers
 from coppice.net.loop.call import PREFIX_BYTES, LoopCall
 from coppice.net.loop.connection import LoopConnection
 from coppice.net.turns import Turns
+
+logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
 
@@ -51,6 +54,9 @@ class LoopChannel:
         self._connections: set[LoopConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
         self._resolving: asyncio.Future[list[Any]] | None = None
+        # The certificates that the context was made of.
+        self._pems: Pems | None = None
+        self._tls: ssl.SSLContext | None = None
         self._waiting: Turns[LoopCall[Any]] = Turns()
         self._is_closed = False
 
@@ -165,7 +171,7 @@ class LoopChannel:
         raise error
 
     async def _resolved(self) -> list[Any]:
-        """What the system finds for the name. It may take half a minute, so that the next connection joins the wait.
+        """Addresses that the system finds for the name. It may take half a minute: the next connection joins the wait.
 
         Raises:
             OSError: it finds nothing, or not in time.
@@ -203,15 +209,31 @@ class LoopChannel:
         return connection
 
     def _context(self) -> tuple[ssl.SSLContext | None, str | None]:
-        """Context of the current certificates, and the name that the server's has to have."""
+        """Context of the current certificates, and the name that the server's has to have.
+
+        Raises:
+            OSError: there is no context yet, and the files are not those that were checked.
+        """
         if self._certificates is None:
             return None, None
-        pems, files = self._certificates.current(), self._certificates.tls
+        pems = self._certificates.current()
+        if pems is not self._pems:
+            try:
+                self._tls, self._pems = self._made(pems), pems
+            except OSError as error:  # changed again in between: tried again by the next connection
+                if self._tls is None:
+                    raise
+                logger.warning("the old certificate stays in use: %s", error)
+        return self._tls, self._certificates.server_name or self._host
+
+    def _made(self, pems: Pems) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=None if pems.ca is None else pems.ca.decode())
         context.set_alpn_protocols(["h2"])
-        if pems.cert is not None:
+        if pems.cert is not None and self._certificates is not None:
+            # `ssl` only takes a pair from files; they were checked before.
+            files = self._certificates.tls
             context.load_cert_chain(files.cert, files.key, password="")
-        return context, self._certificates.server_name or self._host
+        return context
 
     def _fail_waiting(self, reason: str) -> None:
         for call in self._waiting.take_all():
