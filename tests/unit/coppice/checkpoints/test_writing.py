@@ -19,6 +19,13 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 TENSOR = torch.zeros(1 << 16)
 
 
+def fail_as_torch(_: object) -> None:
+    """Raises what `torch.save` does, whose buffers on a real disk hold nothing for the file's end to fail with."""
+    error = RuntimeError("unexpected pos 704 vs 598")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    raise error
+
+
 def refuse_tensors() -> None:
     """Raises what the library of weights says on a full disk; it replaces a link, and so does not meet the device."""
     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -31,8 +38,9 @@ def refuse_tensors() -> None:
         lambda file: file.write(b"kept until the file is closed"),
         lambda file: np.savez(file, a=TENSOR.numpy()),
         lambda file: torch.save(TENSOR, file),
+        fail_as_torch,
     ],
-    ids=["bytes", "few bytes", "numpy", "torch"],
+    ids=["bytes", "few bytes", "numpy", "torch", "torch on a disk"],
 )
 def test_a_file_that_does_not_fit_is_named_and_leaves_the_old_one(write: Callable[..., object], tmp_path: Path) -> None:
     path = tmp_path / "state"
