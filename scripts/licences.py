@@ -62,7 +62,7 @@ still maintained, and what does not: [security](security.md#dependencies).
 
 def versions() -> dict[str, str]:
     """Every package by its normalised name, with the version of the images, or else the range of an extra."""
-    found = {}
+    found: dict[str, str] = {}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, items in project["optional-dependencies"].items():
         if extra not in NOT_SERVED:

@@ -238,9 +238,9 @@ def renew_provenance(engine: Engine, service: str) -> None:
     Of an image that was not built by this script, nothing is known, and nothing is written.
     """
     path = PROVENANCE / f"{service}.provenance.json"
-    told = json.loads(path.read_text()) if path.exists() else None
-    built = told and told["predicate"]["runDetails"]["byproducts"][0]["digest"]["sha256"]
-    if built != engine.image_id(engine.image(service)):
+    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    built = [one["digest"]["sha256"] for one in told["predicate"]["runDetails"]["byproducts"]] if told else []
+    if built != [engine.image_id(engine.image(service))]:
         say(f"{service}: no provenance: `make images` has not built this image here, so its sources are not known")
         return
     _write(service, {**told, "subject": [subject(engine, service)]})
