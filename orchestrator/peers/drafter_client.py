@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,12 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 # bfloat16.
 BYTES_PER_NUMBER = 2
+# Answers that a drafter may give to a message about a sequence (ours give one); most that it may catch up on, of one
+# sequence or of all that have ended, where each 64 KiB count as one; and how long a drafter that sends more is refused.
+MOST_ANSWERS = 8
+MOST_OWED = 1024
+_STRAY_BYTES = 65_536
+FLOOD_PAUSE_S = 60.0
 # Kinds name sources in requests, messages and metrics. Models are named in logs, that much of it.
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODEL_CHARACTERS = 200
@@ -112,6 +119,11 @@ class DrafterClient:
         # By sequence: tokens that the drafter has, and its limits (most nodes, row multiple).
         self._lengths: dict[int, int] = {}
         self._limits: dict[int, tuple[int, int]] = {}
+        # Answers that it may still give: by sequence, and for those that have ended.
+        self._owed: dict[int, int] = {}
+        self._strays_left = MOST_OWED
+        # When it may connect again after a flood (`time.monotonic`).
+        self._refused_until_s = 0.0
         # Set by the handshake.
         self.kind = ""
         # Reason of the refusal, in words for clients.
@@ -178,7 +190,7 @@ class DrafterClient:
                 max_nodes=max_nodes if max_nodes != known_nodes else None,
                 row_multiple=row_multiple if row_multiple != known_multiple else None,
             )
-            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message), sequence_id)
+            self._send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
     def show_prompt(self, sequence_id: int, first_token: int, features: bytes) -> None:
         """Send features of the prompt's tokens from `first_token` on, if the drafter reads them."""
@@ -186,7 +198,7 @@ class DrafterClient:
             request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
             request.prompt_features.first_token = first_token
             request.prompt_features.features = features
-            self.stream.send(request, sequence_id)
+            self._send(request)
 
     def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
         """Send the tree under verification, if it follows what the drafter has."""
@@ -196,18 +208,25 @@ class DrafterClient:
             # Without log-probabilities: the drafter has its own.
             request.expect.tree.token_ids.extend(tree.token_ids)
             request.expect.tree.parents.extend(tree.parents)
-            self.stream.send(request, sequence_id)
+            self._send(request)
 
     def leave(self, sequence_id: int) -> None:
         """Stop following a sequence."""
         self._lengths.pop(sequence_id, None)
         self._limits.pop(sequence_id, None)
+        self._strays_left = min(MOST_OWED, self._strays_left + self._owed.pop(sequence_id, 0))
         if self._handlers.pop(sequence_id, None) is not None and not self.stream.withdraw(sequence_id):
             close = drafter_pb2.CloseDraft()
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close), sequence_id)
 
     async def handshake(self) -> None:
-        """Check that the drafter matches the target's tokenizer and features."""
+        """Check that the drafter matches the target's tokenizer and features, and has not flooded of late."""
+        if time.monotonic() < self._refused_until_s:
+            self.refusal = f"drafter {self.kind}: sends trees that nobody asked for"
+            raise IncompatibleError(
+                f"drafter {self.kind} at {self.address} has sent more trees than it was asked for; it is refused for "
+                f"{FLOOD_PAUSE_S:.0f} s"
+            )
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
@@ -247,6 +266,8 @@ class DrafterClient:
     def on_up(self) -> None:
         """Open all sequences, and take over those of disconnected replicas."""
         self._channel.reached()
+        self._owed.clear()
+        self._strays_left = MOST_OWED
         for sequence_id, handler in list(self._handlers.items()):
             self._open(sequence_id, handler)
             handler.on_drafters_changed()
@@ -264,9 +285,14 @@ class DrafterClient:
             handler.on_drafters_changed()
 
     def on_message(self, message: drafter_pb2.DraftResponse) -> None:
-        """Dispatch a message to its sequence. A drafter that errs in a sequence is dropped from it."""
+        """Dispatch a message to its sequence. A drafter that errs in a sequence or floods it is dropped from it."""
         handler = self._handlers.get(message.sequence_id)
         if handler is None:
+            self._on_stray(message)
+            return
+        owed = self._owed[message.sequence_id] = self._owed.get(message.sequence_id, MOST_ANSWERS) - 1
+        if owed < 0:
+            self._drop(message.sequence_id, f"more than {MOST_ANSWERS} answers to a message")
             return
         if message.WhichOneof("event") == "error":
             code = status_code_name(message.error.code)
@@ -284,6 +310,19 @@ class DrafterClient:
         except Exception:  # a bug of ours costs this sequence its drafts, not the stream of all
             logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
             self._drop(message.sequence_id, "internal error")
+
+    def _on_stray(self, message: drafter_pb2.DraftResponse) -> None:
+        """Discard a message for no open sequence; a drafter that goes on sending them is refused for a while."""
+        self._strays_left -= 1 + message.ByteSize() // _STRAY_BYTES
+        if self._strays_left < 0:
+            self._refused_until_s = time.monotonic() + FLOOD_PAUSE_S
+            self.stream.drop()
+
+    def _send(self, request: drafter_pb2.DraftRequest, opening_bytes: int = 0) -> None:
+        """Send a message about a sequence, which permits answers."""
+        owed = self._owed.get(request.sequence_id, MOST_ANSWERS) + MOST_ANSWERS
+        self._owed[request.sequence_id] = min(MOST_OWED, owed)
+        self.stream.send(request, request.sequence_id, opening_bytes)
 
     def _on_ahead(self, handler: DraftHandler, messages: Sequence[drafter_pb2.DraftTree]) -> None:
         drafts: dict[int, list[ExpectedDraft]] = {}
@@ -339,7 +378,7 @@ class DrafterClient:
             denoising=wire.denoising_to_proto(opening.denoising),
         )
         request = drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message)
-        self.stream.send(request, sequence_id, request.ByteSize())
+        self._send(request, request.ByteSize())
 
 
 class DrafterPool:
