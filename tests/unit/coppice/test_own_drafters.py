@@ -20,6 +20,7 @@ from coppice.adapt.eagle_head import EagleHead, EagleShape, distillation, new_he
 from coppice.adapt.eagle_run import EagleLoss, EagleRecipe
 from coppice.adapt.own_text import GivenPrompt, TextShape, WrittenText
 from coppice.adapt.run import AdaptPlan, run_plan
+from coppice.cli.errors import WRONG, explained
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.draft_models.eagle.checkpoint import load_eagle
@@ -27,6 +28,7 @@ from coppice.draft_models.eagle.target_rows import read_target_rows
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 
 VOCAB = 60
+FULL = Path("/dev/full")
 SHAPE = EagleShape(hidden=16, intermediate=24, heads=4, kv_heads=2, head_size=4, epsilon=1e-5, rope_theta=10_000.0)
 RECIPE = EagleRecipe(epochs=2, draft_vocab=24, rows=2, length=16, test_steps=3)
 
@@ -213,6 +215,26 @@ def test_a_head_is_made_and_serves(tmp_path: Path) -> None:
     write_tiny_llama(target, vocab_size=VOCAB, max_context_tokens=256, num_hidden_layers=4, seed=1)
     with pytest.raises(IncompatibleError, match="of a target with weights"):
         run_plan(plan, out, use_compiler=False)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("suffix", [".npy", ".prompts.npy", ".npz"])
+def test_a_shard_that_a_full_disk_has_cut_short_is_none(suffix: str, tmp_path: Path) -> None:
+    write_shard([text_of(1, (1,), (2, 3))], 1, tmp_path / "text-0")
+    texts = [text_of(2, (4,), (5, 6)), text_of(50, (7,), (8,))]
+    full = tmp_path / f"text-1{suffix}.tmp"
+    full.symlink_to(FULL)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_shard(texts, 1, tmp_path / "text-1")
+    line = f"there is no space for {tmp_path}/text-1{suffix}: free some, or choose another directory"
+    assert explained(caught.value) == (WRONG, line)
+    assert shards(tmp_path) == [tmp_path / "text-0"]
+    assert AnswerStore.open(tmp_path, held_out=False).token_ids.tolist() == [2, 3]
+    # With room, the same shard is written over what was left.
+    full.unlink(missing_ok=True)
+    write_shard(texts, 1, tmp_path / "text-1")
+    assert AnswerStore.open(tmp_path, held_out=False).token_ids.tolist() == [2, 3, 5, 6]
+    assert AnswerStore.open(tmp_path, held_out=True).token_ids.tolist() == [8]
 
 
 def test_given_prompts_are_answered_again_and_again(tmp_path: Path) -> None:
