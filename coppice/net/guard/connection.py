@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 START_UNITS = 3.0
 # Seconds to flush sent data when an end is closed.
 _FLUSH_S = 5.0
+# Place of a frame's type.
+_KIND_AT = 3
 
 
 class End(asyncio.Protocol):
@@ -91,6 +93,8 @@ class Connection:
         self._dialing: asyncio.Task[asyncio.Transport | None] | None = None
         # Bytes received and not consumed yet.
         self._inbound, self._outbound = bytearray(), bytearray()
+        # What is to be sent after the server's first frame; None once that was sent.
+        self._early: bytearray | None = bytearray()
         # Reasons for not reading from the client.
         self._pauses: set[str] = set()
         self.has_preface = False
@@ -125,6 +129,7 @@ class Connection:
     def close(self, code: int = frames.NO_ERROR) -> None:
         """Send GOAWAY to the client, and close both ends."""
         if self._client is not None and not self.is_closed:
+            self._greet()
             self._client.write(frames.goaway(self._calls.last_stream, code))
             self._hang_up(self._client)
         if self._server is not None:
@@ -222,7 +227,7 @@ class Connection:
             raise ProtocolError("no HTTP/2 preface")
         if len(self._inbound) < len(PREFACE) + HEAD_BYTES:
             return
-        if self._inbound[len(PREFACE) + 3] != SETTINGS:
+        if self._inbound[len(PREFACE) + _KIND_AT] != SETTINGS:
             raise ProtocolError("the first frame is not SETTINGS")
         if not self._turnstile.take(self.account, START_UNITS):
             self._pause("turn")
@@ -256,6 +261,7 @@ class Connection:
         self._server = None
         self._count_ends(-1)
         if self._client is not None:
+            self._greet()
             self._hang_up(self._client)
         self._closed()
 
@@ -274,8 +280,21 @@ class Connection:
     # Both.
 
     def _to_client(self, data: bytes) -> None:
-        if data and self._client is not None and not self.is_closed:
-            self._client.write(data)
+        if not data or self._client is None or self.is_closed:
+            return
+        if self._early is not None:
+            # SETTINGS are the first frame (RFC 9113, section 3.4), and they are the server's: until then what this side
+            # has to say of frames that came with the client's preface waits.
+            if data[_KIND_AT] != SETTINGS:
+                self._early += data
+                return
+            data, self._early = data + self._early, None
+        self._client.write(data)
+
+    def _greet(self) -> None:
+        """Send what waits for the server's first frame: there will be none."""
+        if self._early:
+            self._to_client(frames.settings([]))
 
     def _to_server(self, data: bytes) -> None:
         if data and self._server is not None:

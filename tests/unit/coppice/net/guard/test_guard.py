@@ -399,6 +399,18 @@ async def test_calls_that_the_server_does_not_begin_are_not_waited_for_for_ever(
         await eventually(lambda: calls.cancelled == 8)
 
 
+async def test_settings_are_the_first_frame_also_to_a_client_that_does_not_wait_for_them() -> None:
+    """h2load and other strict clients close a connection whose first frame is another one."""
+    begun = [opened(1), data(1, message(b"x")), opened(3), data(3, message(b"y" * 10_000))]
+    async with serving() as (_, address):
+        for _ in range(40):
+            async with raw(address) as client:
+                client.send(*begun)
+                kind, flags, stream, _ = await read_frame(client.reader)
+                assert (kind, flags, stream) == (frames.SETTINGS, 0, 0)
+                await client.until(frames.DATA, 3)
+
+
 async def test_a_call_of_one_message_has_no_second_one() -> None:
     async with serving() as (_, address), raw(address) as client:
         client.send(opened(1), data(1, message(b"x"), ends=False), data(1, message(b"") * 3000, ends=False))
