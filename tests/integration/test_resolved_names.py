@@ -173,10 +173,11 @@ async def test_a_gateway_without_dns_answers_soon_and_finds_a_changed_address_af
         async def orchestrated(host: str) -> None:
             async with running(Config(verifier_address=verifier, listen_address=f"{host}:{port}", grace_s=0.0)):
                 async with asyncio.timeout(20):
-                    while await status() != 200:  # noqa: ASYNC110 - no event says so
+                    # What the gateway asks of the model goes over a connection of its own.
+                    while await status() != 200 or (await get(address, "/v1/models")).status != 200:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
                 dns.outage = outage
-                # The connection that there is.
+                # The connections that there are.
                 assert await status() == 200
 
         await orchestrated(HERE)
