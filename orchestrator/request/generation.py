@@ -198,6 +198,20 @@ class Generation:
             self._trace.opened(place.verifier.address)
         self._drafting.opened(place.draft, place.verifier.address, place.draft_ahead)
 
+    def _refuse_impossible(self, outcome: Outcome) -> None:
+        """Raise CoppiceError for an outcome of other tokens, or with numbers that no verifier of ours could mean."""
+        if outcome.base_length != self._transcript.length:
+            raise CoppiceError(
+                f"the verifier sent an outcome for {outcome.base_length} committed tokens, not for "
+                f"{self._transcript.length}"
+            )
+        if len(outcome.token_ids) > MAX_TREE_NODES + 1:
+            raise CoppiceError(f"the verifier sent {len(outcome.token_ids)} tokens at once")
+        if max(outcome.draft_nodes, outcome.draft_depth) > MAX_TREE_NODES:
+            raise CoppiceError(f"the verifier had a draft of {outcome.draft_nodes} nodes, {outcome.draft_depth} deep")
+        if max(outcome.token_ids, default=0) >= self._verifiers.info.vocab_size:
+            raise CoppiceError(f"the verifier sent the token id {max(outcome.token_ids)}, which there is not")
+
     def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
         """Commit a round. Drafters are told first, since the next round waits for them.
 
@@ -206,15 +220,7 @@ class Generation:
         """
         if self._transcript.room <= 0 and (self.has_ended or self.finish_if_complete()):
             return  # a verifier that goes on beyond the limit
-        if outcome.base_length != self._transcript.length:
-            raise CoppiceError(
-                f"the verifier sent an outcome for {outcome.base_length} committed tokens, not for "
-                f"{self._transcript.length}"
-            )
-        if len(outcome.token_ids) > MAX_TREE_NODES + 1:
-            raise CoppiceError(f"the verifier sent {len(outcome.token_ids)} tokens at once")
-        if max(outcome.token_ids, default=0) >= self._verifiers.info.vocab_size:
-            raise CoppiceError(f"the verifier sent the token id {max(outcome.token_ids)}, which there is not")
+        self._refuse_impossible(outcome)
         if self._request.top_log_probs is not None and len(outcome.log_probs) != len(outcome.token_ids):
             raise CoppiceError("the verifier sent no log-probabilities")
         self._openings = self._refusals = 0

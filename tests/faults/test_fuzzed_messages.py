@@ -123,6 +123,11 @@ def endless(response: verifier_pb2.VerifyResponse) -> None:
         response.outcome.token_ids.extend([98] * 1_000_000)
 
 
+def too_deep(response: verifier_pb2.VerifyResponse) -> None:
+    if response.HasField("outcome"):
+        response.outcome.draft_depth = 10_000
+
+
 def of_a_bad_draft(response: verifier_pb2.VerifyResponse) -> None:
     if response.HasField("outcome"):
         response.outcome.redraft.token_ids.extend([98, 99])
@@ -139,7 +144,7 @@ def of_no_code(response: verifier_pb2.VerifyResponse) -> None:
         response.error.code, response.error.message = 1234, "it is broken"
 
 
-@pytest.mark.parametrize("lie", [of_no_vocabulary, endless, of_a_bad_draft, of_no_reason, of_no_code])
+@pytest.mark.parametrize("lie", [of_no_vocabulary, endless, too_deep, of_a_bad_draft, of_no_reason, of_no_code])
 async def test_a_lie_of_a_verifier_fails_its_request_and_the_log_says_whose_it_is(
     lie: Callable[[verifier_pb2.VerifyResponse], None], start_fakes: StartFakes, caplog: pytest.LogCaptureFixture
 ) -> None:
