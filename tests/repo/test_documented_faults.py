@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -43,3 +44,10 @@ def test_the_page_has_every_attack_of_valid_requests() -> None:
 def test_the_page_has_every_kind_of_fault_once() -> None:
     cells = first_cells(section("faults.md", "| fault | where", "The orchestrator is never killed"))
     assert sorted(name for cell in cells for name in cell.split(", ")) == sorted(KINDS)
+
+
+def test_the_committed_runs_have_every_attack_and_every_kind_of_fault() -> None:
+    results = Path("results")
+    attacks = json.loads((results / "attacks.json").read_text())["rows"]
+    assert sorted(row["name"] for row in attacks) == sorted(ATTACKS)
+    assert json.loads((results / "faults.json").read_text())["faults"].keys() == KINDS.keys()
