@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import socket
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +15,7 @@ from typer.testing import CliRunner
 from coppice import memory_limit
 from coppice.cli import doctor
 from coppice.cli.__main__ import app
+from tests.one_answer import answering
 
 
 def findings(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
@@ -49,24 +47,6 @@ def test_a_usual_port_that_is_taken_concerns_its_option_alone(monkeypatch: pytes
     assert (finding["state"], finding["advice"]) == ("slow", f"it concerns --http-port {port} alone")
 
 
-@contextlib.contextmanager
-def redis_saying(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A server with one answer: its address, and what it was sent."""
-    sent: list[bytes] = []
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            sent.append(connection.recv(1024))
-            connection.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", sent
-        thread.join(10)
-
-
 @pytest.mark.parametrize(
     ("answer", "state"),
     [
@@ -79,7 +59,7 @@ def redis_saying(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
 )
 def test_a_redis_that_refuses_its_clients_is_none(answer: bytes, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ANSWER_S", 30.0)
-    with redis_saying(answer) as (address, sent):
+    with answering(answer) as (address, sent):
         finding = doctor.redis_at(f"redis://{address}/0")
     assert (finding.state, sent) == (state, [b"PING\r\n"])
     assert ("PASSWORD" in finding.advice) == (state == "off")
@@ -87,7 +67,7 @@ def test_a_redis_that_refuses_its_clients_is_none(answer: bytes, state: str, mon
 
 def test_a_redis_gets_the_password_of_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ANSWER_S", 30.0)
-    with redis_saying(b"-WRONGPASS invalid\r\n-NOAUTH\r\n") as (address, sent):
+    with answering(b"-WRONGPASS invalid\r\n-NOAUTH\r\n") as (address, sent):
         assert doctor.redis_at(f"redis://al:p%20w@{address}/0").state == "off"
     assert sent == [b"*3\r\n$4\r\nAUTH\r\n$2\r\nal\r\n$3\r\np w\r\nPING\r\n"]
 

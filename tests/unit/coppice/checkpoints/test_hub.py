@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from coppice.checkpoints import hub
 from coppice.checkpoints.hub import OFFLINE_VARIABLE, refuse_absent
 from coppice.core.errors import IncompatibleError
 from tests.certificates import directory
+from tests.one_answer import answering
 
 MODEL = "somebody/some-model"
 
@@ -44,24 +44,6 @@ def test_a_cached_model_is_used_without_it(tmp_path: Path) -> None:
     (snapshot / "config.json").write_text("{}")
     refuse_absent(MODEL)
     assert os.environ[OFFLINE_VARIABLE] == "1"
-
-
-@contextlib.contextmanager
-def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A listener that answers its first request with these bytes and closes; its address and what it was sent."""
-    sent: list[bytes] = []
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            sent.append(connection.recv(1 << 16))
-            connection.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", sent
-        thread.join(10)
 
 
 @pytest.fixture
