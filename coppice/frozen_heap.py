@@ -16,6 +16,9 @@ def frozen_heap() -> Iterator[None]:
     """
     gc.collect()
     gc.freeze()
+    # The next full collection waits until objects that are a quarter of those of the last one have come. Of those that
+    # are exempt there may be a million, and garbage would pile up for as long; after this one there are next to none.
+    gc.collect()
     try:
         yield
     finally:
