@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import os
@@ -18,6 +19,8 @@ _LIBRARY = re.compile(r"\.so(\.\d+)*$")
 _SMAPS = Path("/proc/self/smaps")
 # Linux's number of it.
 _MADV_DONTNEED = 4
+# Some ms each time, and what is needed again has to be mapped again: below a thousandth of the time.
+_GIVE_BACK_S = 60.0
 # Set for a process that has taken the place of one that compiled.
 _STARTED_AGAIN = "COPPICE_STARTED_AGAIN"
 # `coppice up` and other commands start services by this module.
@@ -41,6 +44,13 @@ def release_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+async def give_memory_back() -> None:
+    """Release free memory once a minute, until cancelled: under load it is scattered, and more from hour to hour."""
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(release_memory)
 
 
 def release_library_pages(smaps: Path = _SMAPS) -> int:

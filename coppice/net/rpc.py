@@ -26,6 +26,7 @@ from grpc_status import rpc_status
 
 from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 from coppice.frozen_heap import frozen_heap
+from coppice.heap import give_memory_back
 from coppice.net.certificates import Certificates, channel_credentials, server_credentials
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.guard.limits import GuardLimits
@@ -369,7 +370,10 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a service's main coroutine, on uvloop if installed, with the loaded heap frozen."""
+    """Run a service's main coroutine, on uvloop if installed.
+
+    What is loaded is exempt from garbage collection, and free memory goes back to the system once a minute.
+    """
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -381,7 +385,11 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _await(main: Callable[[], Awaitable[None]]) -> None:
-    await main()
+    giving_back = asyncio.create_task(give_memory_back())
+    try:
+        await main()
+    finally:
+        giving_back.cancel()
 
 
 def status_code_name(code: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coppice.heap import release_memory
 from coppice.obs.timeline import Timeline
 from verifier_svc.engine.counts import EngineCounts
 from verifier_svc.engine.open_sequences import Command, OpenSequences
@@ -28,9 +26,6 @@ from verifier_svc.verify.token_choice import warm_up
 logger = logging.getLogger(__name__)
 
 LOAD_INTERVAL_S = 0.1
-# After so long without a pass, memory that passes took is given back: it would stay, in holes that later passes may not
-# fit into.
-QUIET_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +80,6 @@ class Engine:
         # Compiled here, so that no request waits.
         warm_up(info.vocab_size)
         self._next_load_s = 0.0
-        # Whether a pass has run since memory was given back.
-        self._has_run = False
         self._stopping = False
         self._on_death: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
@@ -171,7 +164,6 @@ class Engine:
             work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in batch]
             plan = self._target.plan(work)
             self._deliver()
-            self._has_run = True
             forward_s = self._clock()
             result = self.passes.run(plan, work)
         except Exception:  # out of memory, a failed kernel: fails these sequences only
@@ -241,20 +233,11 @@ class Engine:
         try:
             if timeout is None or timeout > 0:
                 self._deliver()
-                self._carry_out(self._next_command(timeout))
+                self._carry_out(self._commands.get(timeout=timeout))
             while True:
                 self._carry_out(self._commands.get_nowait())
         except queue.Empty:
             pass
-
-    def _next_command(self, timeout: float | None) -> Command | None:
-        """Wait for a command, and give memory back where nothing runs; raises queue.Empty after `timeout` seconds."""
-        if timeout is None and self._has_run:
-            with contextlib.suppress(queue.Empty):
-                return self._commands.get(timeout=QUIET_S)
-            self._has_run = False
-            release_memory()
-        return self._commands.get(timeout=timeout)
 
     def _carry_out(self, command: Command | None) -> None:
         if command is None:

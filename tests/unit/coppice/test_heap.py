@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import pytest
 from coppice.heap import _clean_library_parts, start_again_if_compiled
 from coppice.kernels.cpu import compiler
 from coppice.kernels.cpu.compiler import COMPILATIONS, compiled
+from coppice.net import rpc
+from tests.faults.processes import resident_mib
 
 COMMAND = ["python", "-m", "verifier_svc"]
 
@@ -139,3 +143,35 @@ def test_threads_share_a_few_arenas(kind: str) -> None:
     command = [sys.executable, "-c", ARENAS, kind]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert (told.count("<heap nr=") <= 2) == (kind == "limited")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
+def test_a_service_gives_scattered_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    blocks = [libc.malloc(16 * 1024) for _ in range(4000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 16 * 1024)
+    # What lies between is still in use, so that the allocator keeps these pages by itself.
+    for block in blocks[::2]:
+        libc.free(block)
+    fell_by: list[float] = []
+
+    async def serve() -> None:
+        before = resident_mib()
+        # At most 10 s.
+        for _ in range(200):
+            await asyncio.sleep(0.05)
+            if resident_mib() <= before - 16:
+                break
+        fell_by.append(before - resident_mib())
+
+    monkeypatch.setattr("coppice.heap._GIVE_BACK_S", 0.1)
+    rpc.run(serve)
+    for block in blocks[1::2]:
+        libc.free(block)
+    assert fell_by[0] >= 16

@@ -367,21 +367,3 @@ def test_outcomes_are_delivered_behind_the_next_plan_and_before_its_pass(engine:
         # The last outcome, behind which nothing is to be done, comes without a pass.
         assert over.wait(10)
     assert happened == ["plan", "forward", *["plan", "outcome", "forward"] * 4, "outcome"]
-
-
-def test_memory_is_given_back_once_where_nothing_runs_for_a_while(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_back = threading.Semaphore(0)
-    monkeypatch.setattr("verifier_svc.engine.engine.release_memory", given_back.release)
-    monkeypatch.setattr("verifier_svc.engine.engine.QUIET_S", 0.2)
-    stopping = StoppingOptions(max_tokens=40, ignore_eos=True)
-    harness = Harness(engine)
-    for _ in range(2):
-        harness.generate(PROMPTS, SamplingParams(), stopping)
-        # Not between passes.
-        assert not given_back.acquire(blocking=False)
-        assert given_back.acquire(timeout=10)
-        # Without a pass there is nothing to give back.
-        engine.attach(9, print)
-        assert not given_back.acquire(timeout=0.5)
