@@ -164,7 +164,7 @@ class Upstream:
         Raises:
             grpc.aio.AioRpcError: the call has failed.
         """
-        call = self._quick.call(path, request, parse, metadata, timeout_s, client=client)
+        call = self._asked().call(path, request, parse, metadata, timeout_s, client=client)
         try:
             answers = [answer async for answer in call]
         finally:
@@ -173,6 +173,17 @@ class Upstream:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, f"{len(answers)} answers, not one")
         return answers[0]
+
+    def _asked(self) -> LoopChannel:
+        """The channel of calls with one answer; while it has lost its connection, one of generations that has its own.
+
+        Without DNS it could not connect again, and generations would be refused that can be sent.
+        """
+        others = (channel for channel in self._channels.values() if channel.is_connected)
+        if self._quick.is_connected or (other := next(others, None)) is None:
+            return self._quick
+        self._quick.connect()
+        return other
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from coppice.client import Client, Options
+from coppice.gateway import upstream as gateway_upstream
+from coppice.gateway.app import running as running_gateway
+from coppice.gateway.config import GatewayConfig
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from orchestrator.peers.peer_channel import RESOLVE_S
@@ -193,3 +196,48 @@ async def test_a_gateway_without_dns_answers_soon_and_finds_a_changed_address_af
         assert time.monotonic() - begun_s < 12
         dns.outage, dns.names[name] = None, [ELSEWHERE]
         await orchestrated(ELSEWHERE)
+
+
+@pytest.mark.parametrize("outage", Outage)
+async def test_a_gateway_without_dns_asks_for_the_model_over_the_connections_that_are_left(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, port = "demo-orchestrator.example", free_port()
+    fields = {"prompt": "ab", "max_tokens": 20, "seed": 3, "return_token_ids": True}
+    # Each request asks for it.
+    monkeypatch.setattr(gateway_upstream, "KNOWN_S", 0.0)
+    async with dns_server() as dns, contextlib.AsyncExitStack() as stack:
+        dns.names[name] = [HERE]
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo_of(dns, 20))
+        verifier = await stack.enter_async_context(serving(FakeVerifier()))
+        settings = Config(verifier_address=verifier, listen_address=f"{HERE}:{port}", grace_s=0.0)
+        await stack.enter_async_context(running(settings))
+        config = GatewayConfig(listen_address=f"{HERE}:0", orchestrator_address=f"{name}:{port}", grace_s=0.0)
+        gateway = await stack.enter_async_context(running_gateway(config))
+        quick = gateway.upstream._quick
+
+        async def check(model: str, status: int) -> None:
+            answer = await post(gateway.address, "/v1/completions", {**fields, "model": model})
+            assert answer.status == status, answer.body
+            if status == 200:
+                assert answer.content["choices"][0]["token_ids"] == plain(babble, [97, 98], 20, 3)
+
+        await check("toy", 200)
+        dns.outage = outage
+        assert quick._connection is not None
+        quick._connection.close()
+        async with asyncio.timeout(RESOLVE_S / 2):
+            for _ in range(2):
+                await check("toy", 200)
+                await check("another", 404)
+                for path in ("/ready", "/v1/models"):
+                    assert (await get(gateway.address, path)).status == 200
+        assert not quick.is_connected
+        dns.outage = None
+
+        async def ask() -> None:
+            while not quick.is_connected:
+                await check("toy", 200)
+                await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(ask(), timeout=20)

@@ -84,6 +84,16 @@ class LoopChannel:
         self._begin(call)
         return call
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether calls can be sent over a connection that is there."""
+        return self._connection is not None and self._connection.is_open
+
+    def connect(self) -> None:
+        """Begin to connect, unless that is under way."""
+        if self._connecting is None and not self._is_closed:
+            self._connecting = asyncio.create_task(self._connect(), name="connecting")
+
     async def close(self) -> None:
         """Close the connections and fail their calls."""
         self._is_closed = True
@@ -113,7 +123,7 @@ class LoopChannel:
 
     def _go_on(self) -> None:
         """Send waiting calls, or connect for them."""
-        if self._connection is not None and not self._connection.is_open:
+        if not self.is_connected:
             self._connection = None
         self._connections = {one for one in self._connections if not one.is_lost}
         if self._is_closed:
@@ -121,8 +131,7 @@ class LoopChannel:
         if not self._waiting:
             return
         if self._connection is None:
-            if self._connecting is None:
-                self._connecting = asyncio.create_task(self._connect(), name="connecting")
+            self.connect()
             return
         while (call := self._waiting.take(self._connection.may_begin)) is not None:
             self._connection.begin(call)
