@@ -9,8 +9,9 @@ from pathlib import Path
 # torch, compiled kernels and threads, before any model. Below it they fail anywhere, with tracebacks or without a word.
 LEAST_MIB = 512
 _MIB = 1 << 20
-# Of a container: cgroup v2. It has "max" where there is no limit.
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
+# Of a container: cgroup v2 and v1. Without a limit they have "max" and a number near 2^63.
+_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_NO_LIMIT = 1 << 62
 
 
 def memory_limit_mib() -> float:
@@ -19,12 +20,13 @@ def memory_limit_mib() -> float:
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft / _MIB)
-    try:
-        text = _CGROUP.read_text().strip()
-    except OSError:  # another system
-        text = ""
-    if text.isdecimal():
-        limits.append(int(text) / _MIB)
+    for file in _CGROUPS:
+        try:
+            text = file.read_text().strip()
+        except OSError:  # another version, or another system
+            continue
+        if text.isdecimal() and int(text) < _NO_LIMIT:
+            limits.append(int(text) / _MIB)
     return min(limits)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -129,12 +130,20 @@ def test_too_little_memory_for_any_model_is_said_in_one_line(module: str, checkp
     assert line.endswith("only 300 MiB of memory are allowed here: a model needs at least 512 MiB")
 
 
-def test_the_smaller_of_the_limits_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "memory.max"
-    monkeypatch.setattr(memory_limit, "_CGROUP", file)
+@pytest.mark.parametrize(("name", "no_limit"), [("memory.max", "max"), ("memory.limit_in_bytes", str(2**63 - 4096))])
+def test_the_smaller_of_the_limits_counts(
+    name: str, no_limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    files = tuple(tmp_path / one.name for one in memory_limit._CGROUPS)
+    monkeypatch.setattr(memory_limit, "_CGROUPS", files)
+    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda _: (-1, -1))
+    file.write_text(f"{no_limit}\n")
+    assert memory_limit.memory_limit_mib() == math.inf
+    file.unlink()
     monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda _: (1 << 30, -1))
     assert memory_limit.memory_limit_mib() == 1024
-    for text, limit in (("max", 1024), (str(768 << 20), 768), (str(2 << 30), 1024)):
+    for text, limit in ((no_limit, 1024), (str(768 << 20), 768), (str(2 << 30), 1024)):
         file.write_text(f"{text}\n")
         assert memory_limit.memory_limit_mib() == limit
     memory_limit.check_memory()
