@@ -172,18 +172,25 @@ class Turnstile:
         """Resume connections in order of start tags, as far as the shared budget goes."""
         self._timer = None
         now_s = self._loop.time()
-        while self._waiting and self._shared.fill(now_s) >= TURN_UNITS and not self.pending.is_full:
-            start, _, host = heapq.heappop(self._waiting)
-            self._virtual = max(self._virtual, start)
-            start, _, account = heapq.heappop(host.waiting)
-            host.virtual = max(host.virtual, start)
-            has_more = bool(host.waiting)
-            account.turn = TURN_UNITS
+        try:
+            while self._waiting and self._shared.fill(now_s) >= TURN_UNITS and not self.pending.is_full:
+                start, _, host = heapq.heappop(self._waiting)
+                self._virtual = max(self._virtual, start)
+                start, _, account = heapq.heappop(host.waiting)
+                host.virtual = max(host.virtual, start)
+                self._resume(account, has_more=bool(host.waiting))
+        finally:
+            if self._waiting and self._timer is None:
+                self._timer = self._loop.call_later(_TICK_S, self._let_through)
+
+    def _resume(self, account: HostAccount, *, has_more: bool) -> None:
+        """Give a connection its turn. If it fails, as without memory, others of its host still have theirs."""
+        account.turn = TURN_UNITS
+        try:
             account.resume()
+        finally:
             if has_more:
-                self._queue(host)
-        if self._waiting and self._timer is None:
-            self._timer = self._loop.call_later(_TICK_S, self._let_through)
+                self._queue(account.of_host)
 
 
 def _nothing() -> None:

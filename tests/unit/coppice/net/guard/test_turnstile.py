@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.turnstile import HostAccount, Rates, Turnstile
@@ -150,3 +151,24 @@ async def test_work_that_is_counted_afterwards_is_paid_for() -> None:
     turnstile.charge(account, 500.0)
     assert not turnstile.take(account, 1.0)
     turnstile.close(account)
+
+
+async def test_a_connection_that_fails_in_its_turn_takes_no_others_from_its_host() -> None:
+    turnstile, order, is_done = Turnstile(RATES), list[str](), asyncio.Event()
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+
+    def failing() -> None:
+        order.append("failing")
+        raise MemoryError
+
+    def next_one() -> None:
+        order.append("next")
+        is_done.set()
+
+    some = [turnstile.open("10.0.0.1", resume) for resume in (failing, next_one)]
+    for account in some:
+        turnstile._wait(account)
+    await asyncio.wait_for(is_done.wait(), 5.0)
+    assert order == ["failing", "next"]
+    assert [type(error) for error in told] == [MemoryError]
