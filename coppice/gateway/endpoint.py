@@ -64,6 +64,9 @@ class Endpoint(ABC):
         except asyncio.CancelledError:
             # Only at the end of the process's grace; the task ends with this answer.
             await exchange.refuse(ApiError(503, "the server is stopping", SERVER, code="unavailable"))
+        except MemoryError:
+            logger.error("no memory for a request")
+            await exchange.refuse(ApiError(503, "no memory for the request now", SERVER, code="unavailable"))
         except Exception:
             # Its text may have what is private; the id finds it in the log.
             logger.exception("unexpected error")

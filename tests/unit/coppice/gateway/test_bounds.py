@@ -15,12 +15,15 @@ from coppice.gateway.body_room import SMALL_BYTES, BodyRoom
 from coppice.gateway.config import GatewayConfig
 from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.errors import ApiError
-from coppice.gateway.fields import CompletionFields, parse
+from coppice.gateway.exchange import HttpExchange
+from coppice.gateway.fields import CompletionFields, TokenizeFields, parse
 from coppice.gateway.generation import Completions
 from coppice.gateway.http_server import OpenConnections, serving
+from coppice.gateway.tokens import Tokenize
 from coppice.gateway.upstream import ServedModel
 from coppice.net.guard.turnstile import Turnstile
 from coppice.v1 import inference_pb2
+from tests.http_client import post
 
 
 class FakeConnection:
@@ -229,3 +232,22 @@ async def test_a_body_is_dropped_while_its_calls_wait_and_each_of_them_is_charge
         # Reading, the first call, and 63 more.
         assert sorted(charged)[-2:] == [5, 63]
         writer.close()
+
+
+async def test_a_request_for_which_there_is_no_memory_is_refused_and_the_next_is_served() -> None:
+    config = GatewayConfig(listen_address="127.0.0.1:0", orchestrator_address="127.0.0.1:1", grace_s=0.0)
+
+    class Echo(Tokenize):
+        """Answers with the prompt, unless it takes too much memory."""
+
+        async def respond(self, exchange: HttpExchange, fields: TokenizeFields, identity: str) -> None:
+            if fields.prompt == "large":
+                raise MemoryError
+            await exchange.answer(200, fields.prompt)
+
+    endpoint = Echo(WaitingUpstream(), config, GatewayCounts(), BodyRoom())  # type: ignore[arg-type]
+    async with asyncio.timeout(10.0), serving(endpoint, config, None) as address:
+        refused = await post(address, "/tokenize", {"prompt": "large"})
+        served = await post(address, "/tokenize", {"prompt": "small"})
+    assert (refused.status, refused.error["code"]) == (503, "unavailable")
+    assert (served.status, served.content) == (200, "small")
