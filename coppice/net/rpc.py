@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import ipaddress
 import logging
@@ -380,6 +381,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         runner = asyncio.run
     else:
         runner = uvloop.run
+    # Libraries in C and Rust end the process without a word when memory is used up.
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     with frozen_heap():
         runner(_await(main))
 
