@@ -15,6 +15,8 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 # Libraries in Rust have no type for them, and no number but in the text.
 _NUMBER = re.compile(r"os error (\d+)")
+# numpy's words where less was written than asked for. It does not say why; for files that is want of space.
+_CUT = re.compile(r"\d+ requested and \d+ written")
 
 
 @contextlib.contextmanager
@@ -27,9 +29,10 @@ def writing_to(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or (error.filename is not None and error.errno not in NO_SPACE):
+        number = errno.ENOSPC if error.errno is None and _CUT.fullmatch(str(error)) else error.errno
+        if number is None or (error.filename is not None and number not in NO_SPACE):
             raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise OSError(number, os.strerror(number), str(path)) from error
     except Exception as error:
         # torch's has the cause as its context.
         cause, found = error.__context__, _NUMBER.search(str(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +53,30 @@ def test_a_file_that_does_not_fit_is_named_and_leaves_the_old_one(write: Callabl
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
     assert path.read_bytes() == b"old"
+
+
+def test_a_file_that_fits_in_part_on_a_real_disk_is_named_and_leaves_the_old_one(tmp_path: Path) -> None:
+    """numpy says how much was written, and not why it was no more; only a disk with some room shows that."""
+    program = """if True:
+        from pathlib import Path
+        import sys, numpy
+        from coppice.checkpoints.writing import whole_file
+        path = Path(sys.argv[1]) / "state"
+        path.write_bytes(b"old")
+        try:
+            with whole_file(path) as file:
+                numpy.save(file, numpy.zeros(1 << 20))
+        except OSError as error:
+            print(error.errno, error.filename == str(path), [one.name for one in path.parent.iterdir()])
+        print(path.read_bytes())
+    """
+    alone = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', str(tmp_path))
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a file system of its own: `unshare -rm` and mount")
+    done = subprocess.run([*alone, sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == f"{errno.ENOSPC} True ['state']\nb'old'\n", done.stderr
 
 
 @pytest.mark.parametrize(
