@@ -290,6 +290,20 @@ def test_ctrl_c_ends_what_is_still_loading_soon(services: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_ctrl_c_ends_a_command_whose_modules_are_still_imported(services: Path) -> None:
+    # Found before the real one.
+    (services / "typer.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    process = start(services, "up", "--target", "toy")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+
+
 def test_up_starts_several_verifiers_each_with_a_port_for_its_metrics(
     services: Path, metrics_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
