@@ -8,6 +8,7 @@ With TLS: Client("127.0.0.1:50050", tls=ChannelTls(ca="ca.pem")).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from coppice.completion import Completion, CompletionBuilder
@@ -109,7 +111,7 @@ class RequestFailedError(CoppiceError):
             if isinstance(detail, error_details_pb2.BadRequest):
                 self.fields = tuple(violation.field for violation in detail.field_violations)
             elif isinstance(detail, error_details_pb2.RetryInfo):
-                self.retry_after_s = detail.retry_delay.ToMilliseconds() / 1000
+                self.retry_after_s = max(0, detail.retry_delay.ToMilliseconds()) / 1000
 
 
 class Stream:
@@ -368,14 +370,15 @@ def _set_speculation(policy: inference_pb2.SpeculationPolicy, wanted: str) -> No
 
 
 def _details(error: grpc.aio.AioRpcError) -> list[Any]:
-    """google.rpc details of a status."""
+    """google.rpc details of a status; those that cannot be read are left out."""
     found: list[Any] = []
     for key, value in error.trailing_metadata():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
             continue
-        for packed in status_pb2.Status.FromString(value).details:
-            for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
-                detail = kind()
-                if packed.Unpack(detail):
-                    found.append(detail)
+        with contextlib.suppress(DecodeError):
+            for packed in status_pb2.Status.FromString(value).details:
+                for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+                    detail = kind()
+                    if packed.Unpack(detail):
+                        found.append(detail)
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from coppice.gateway.errors import broken_answer
 from coppice.gateway.tool_calls import AnswerParser, AnswerPiece, CallDelta, ReasoningDelta
 from coppice.v1 import inference_pb2, sampling_pb2
 
@@ -22,7 +23,11 @@ class AnswerChoice(Protocol):
     statistics: dict[str, Any]
 
     def add(self, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
-        """Add the output's next message; returns the choice of a chunk, None if there is nothing to say."""
+        """Add the output's next message; returns the choice of a chunk, None if there is nothing to say.
+
+        Raises:
+            ApiError: its log-probabilities do not fit together.
+        """
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer in one piece, after the last message."""
@@ -172,8 +177,7 @@ class _CompletionLogProbs:
         for one in log_probs:
             new["tokens"].append(token_text(one.token))
             new["token_logprobs"].append(one.log_prob)
-            top = zip(one.top_tokens, one.top_log_probs, strict=True)
-            new["top_logprobs"].append({token_text(token): log_prob for token, log_prob in top})
+            new["top_logprobs"].append({token_text(token): log_prob for token, log_prob in _likeliest(one)})
             new["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(one.token))
         for name, values in new.items():
@@ -190,8 +194,15 @@ def token_text(token: bytes) -> str:
 
 
 def _chat_log_prob(one: inference_pb2.TokenLogProbs) -> dict[str, Any]:
-    top = zip(one.top_tokens, one.top_log_probs, strict=True)
-    return {**_chat_token(one.token, one.log_prob), "top_logprobs": [_chat_token(*likely) for likely in top]}
+    top = [_chat_token(*likely) for likely in _likeliest(one)]
+    return {**_chat_token(one.token, one.log_prob), "top_logprobs": top}
+
+
+def _likeliest(one: inference_pb2.TokenLogProbs) -> Iterator[tuple[bytes, float]]:
+    """The likeliest tokens with their log-probabilities."""
+    if len(one.top_tokens) != len(one.top_log_probs):
+        raise broken_answer("as many log-probabilities as tokens are needed")
+    return zip(one.top_tokens, one.top_log_probs, strict=True)
 
 
 def _chat_token(token: bytes, log_prob: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import grpc
 
 from coppice.client import RequestFailedError
+
+logger = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -76,6 +79,12 @@ def unsupported(param: str, text: str = "is not supported") -> ApiError:
 def invalid(param: str, text: str) -> ApiError:
     """Refusal of a field's value."""
     return ApiError(400, f"{param}: {text}", param=param)
+
+
+def broken_answer(what: str) -> ApiError:
+    """Error of an answer that no orchestrator may give; the log has it, too."""
+    logger.error("the orchestrator's answer is broken: %s", what)
+    return ApiError(502, f"the answer of the model's server is broken: {what}", SERVER, code="broken_answer")
 
 
 def from_rpc(error: grpc.aio.AioRpcError, rename: Callable[[str], str | None]) -> ApiError:

@@ -18,7 +18,7 @@ import grpc
 from coppice.core.chat import CallFormat, Reasoning
 from coppice.gateway.choices import AnswerChoice, ChatChoice, CompletionChoice, Wanted, usage_fields
 from coppice.gateway.endpoint import Endpoint, caller_metadata
-from coppice.gateway.errors import from_rpc
+from coppice.gateway.errors import broken_answer, from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.fields import ChatFields, ChosenTool, CompletionFields, GenerationFields
 from coppice.gateway.reasoning import ReasonedAnswer
@@ -125,6 +125,7 @@ class Generate(Endpoint):
                 else:
                     async for place, message in received(calls, wish.rename):
                         answer.add(place, message)
+                    answer.check_ended(len(calls))
                     await exchange.answer(200, answer.whole(), answer.headers())
         finally:
             _cancel(calls)
@@ -183,13 +184,26 @@ class Answer:
         self._choices: dict[int, AnswerChoice] = {}
 
     def add(self, place: int, message: inference_pb2.GenerateResponse) -> dict[str, Any] | None:
-        """Add a message of the prompt at `place`; returns the chunk, None if there is nothing to say."""
+        """Add a message of the prompt at `place`; returns the chunk, None if there is nothing to say.
+
+        Raises:
+            ApiError: no output may go on with this message.
+        """
+        if message.output_index >= self._wish.num_outputs:
+            raise broken_answer("an output that was not asked for")
         index = place * self._wish.num_outputs + message.output_index
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = self._wish.new_choice(index, self._info)
+        elif choice.statistics:
+            raise broken_answer("an output goes on after its end")
         shown = choice.add(message)
         return None if shown is None else self._chunk([shown])
+
+    def check_ended(self, num_prompts: int) -> None:
+        """Raise ApiError unless every output of each prompt has ended."""
+        if sum(bool(one.statistics) for one in self._choices.values()) != num_prompts * self._wish.num_outputs:
+            raise broken_answer("it ends before its outputs")
 
     def usage_chunk(self) -> dict[str, Any] | None:
         """The chunk after all others, which has the usage; None unless asked for."""
@@ -282,6 +296,7 @@ async def _stream(
         chunk = answer.add(place, message)
         if chunk is not None:
             await exchange.event(chunk)
+    answer.check_ended(len(calls))
     if (last := answer.usage_chunk()) is not None:
         await exchange.event(last)
     await exchange.end()

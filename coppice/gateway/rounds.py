@@ -15,7 +15,7 @@ from coppice.gateway.choices import token_text
 from coppice.gateway.config import GatewayConfig
 from coppice.gateway.counts import GatewayCounts
 from coppice.gateway.endpoint import caller_metadata
-from coppice.gateway.errors import SERVER, ApiError, from_rpc
+from coppice.gateway.errors import SERVER, ApiError, broken_answer, from_rpc
 from coppice.gateway.exchange import ClientGoneError, HttpExchange
 from coppice.gateway.upstream import Upstream
 from coppice.v1 import inference_pb2, tree_pb2
@@ -72,7 +72,9 @@ class RoundEvents:
         try:
             async with exchange.watched(call.cancel), exchange.kept_alive(self._config.keep_alive_s):
                 async for message in call:
-                    await exchange.event(event_fields(message))
+                    # A newer orchestrator may have other events.
+                    if message.WhichOneof("event") is not None:
+                        await exchange.event(event_fields(message))
                 await exchange.end()
         except grpc.aio.AioRpcError as error:
             raise _refusal(error) from error
@@ -95,8 +97,15 @@ def _refusal(error: grpc.aio.AioRpcError) -> ApiError:
 
 
 def event_fields(message: inference_pb2.WatchRoundsResponse) -> dict[str, Any]:
-    """An event: `object` says which."""
-    fields = _round(message.round) if message.HasField("round") else _load(message.load)
+    """An event: `object` says which.
+
+    Raises:
+        ApiError: a round's parts do not fit together.
+    """
+    try:
+        fields = _round(message.round) if message.HasField("round") else _load(message.load)
+    except (ValueError, OverflowError) as error:
+        raise broken_answer("the parts of a round do not fit together") from error
     return {**fields, "missed_rounds": message.missed_rounds}
 
 

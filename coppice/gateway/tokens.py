@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coppice.gateway.choices import token_text
 from coppice.gateway.endpoint import Endpoint, caller_metadata
+from coppice.gateway.errors import broken_answer
 from coppice.gateway.exchange import HttpExchange
 from coppice.gateway.fields import DetokenizeFields, TokenizeFields
 from coppice.gateway.translation import conversation
@@ -27,6 +28,8 @@ class Tokenize(Endpoint):
             if fields.add_special_tokens is not None:
                 request.special_tokens = fields.add_special_tokens
         answer = await self._upstream.tokenize(request, metadata, self.timeout_s(exchange), exchange.client)
+        if fields.return_token_strs and len(answer.tokens) != len(answer.token_ids):
+            raise broken_answer("as many texts as tokens are needed")
         content = {
             "count": len(answer.token_ids),
             "max_model_len": model.info.max_context_tokens,

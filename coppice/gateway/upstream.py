@@ -165,13 +165,18 @@ class Upstream:
             grpc.aio.AioRpcError: the call has failed.
         """
         call = self._asked().call(path, request, parse, metadata, timeout_s, client=client)
+        answers: list[Message] = []
         try:
-            answers = [answer async for answer in call]
+            async for answer in call:
+                answers.append(answer)
+                # More are no answer, and may have no end.
+                if len(answers) > 1:
+                    break
         finally:
             call.cancel()
         if len(answers) != 1:
             nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, f"{len(answers)} answers, not one")
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "not one answer")
         return answers[0]
 
     def _asked(self) -> LoopChannel:

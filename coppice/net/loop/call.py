@@ -29,7 +29,7 @@ _OF_HTTP = {
     b"404": grpc.StatusCode.UNIMPLEMENTED,
     **dict.fromkeys((b"429", b"502", b"503", b"504"), grpc.StatusCode.UNAVAILABLE),
 }
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_CODES = {b"%d" % code.value[0]: code for code in grpc.StatusCode}
 
 
 class LoopCall(Generic[Message]):
@@ -139,7 +139,7 @@ class LoopCall(Generic[Message]):
 
     def finish(self, trailers: Headers) -> None:
         """End the call with the server's status."""
-        pairs = [(name.decode(), value) for name, value in trailers]
+        pairs = [(name.decode(errors="replace"), value) for name, value in trailers]
         fields = dict(pairs)
         code = _code(fields)
         if code == grpc.StatusCode.OK:
@@ -176,11 +176,17 @@ def _code(fields: dict[str, bytes]) -> grpc.StatusCode:
     text = fields.get("grpc-status")
     if text is None:
         return _OF_HTTP.get(fields.get(":status", b""), grpc.StatusCode.UNKNOWN)
-    return _CODES.get(int(text), grpc.StatusCode.UNKNOWN) if text.isdigit() else grpc.StatusCode.UNKNOWN
+    return _CODES.get(text, grpc.StatusCode.UNKNOWN)
 
 
 def _value(name: str, value: bytes) -> str | bytes:
-    """A value of metadata; those of names in -bin are bytes, in base 64 and often without its padding."""
+    """A value of metadata; those of names in -bin are bytes, in base 64 and often without its padding.
+
+    Empty where it is no base 64.
+    """
     if name.endswith("-bin"):
-        return base64.b64decode(value + b"=" * (-len(value) % 4))
+        try:
+            return base64.b64decode(value + b"=" * (-len(value) % 4))
+        except ValueError:
+            return b""
     return value.decode(errors="replace")

@@ -114,6 +114,18 @@ async def test_padded_frames_and_header_blocks_in_parts_are_read() -> None:
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone!")
 
 
+@pytest.mark.parametrize("status", [b"9" * 5_000, b"", b"-1", b"4.0", b"\xff"])
+async def test_trailers_that_are_none_of_grpc_s_fail_their_call_alone(status: bytes) -> None:
+    peer = Peer()
+    other: LoopCall[bytes] = LoopCall([(b":path", b"/y")], (message(b""),), bytes)
+    peer.connection.begin(other)
+    nonsense: list[Header] = [(b"grpc-status-details-bin", b"a"), (b"\xff", b"\xff"), (b"grpc-message", b"%ff%")]
+    peer.says(headers(OK), headers([(b"grpc-status", status), *nonsense], ends=True))
+    assert (await peer.error()).code() == grpc.StatusCode.UNKNOWN
+    assert not other.has_ended
+    assert not peer.wire.is_closed
+
+
 async def test_a_request_waits_for_the_windows_of_the_connection_and_of_the_call() -> None:
     request = message(bytes(200_000))
     peer = Peer(request)
