@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coppice.core.chat import ChatTemplate
+from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.net.rpc import Server, is_loopback
@@ -27,6 +28,7 @@ from orchestrator.api.validation import detokenize_sizes, max_request_bytes, req
 from orchestrator.config import Config
 from orchestrator.peers.drafter_client import DraftedTarget, DrafterClient, DrafterPool
 from orchestrator.peers.peer_channel import Dial, dial
+from orchestrator.peers.peer_stream import MOST_WORDS
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
@@ -67,7 +69,8 @@ async def running(
 
     Raises:
         UnavailableError: no verifier connected in time.
-        IncompatibleError: drafters are required, and one does not match or did not connect.
+        IncompatibleError: the verifiers' tokenizer is not valid, or drafters are required, and one does not match or
+            did not connect.
         ConfigError: the prefix cache or the token file cannot be opened.
         ValueError: a certificate is invalid.
     """
@@ -94,7 +97,7 @@ async def running(
             verifiers=verifiers,
             drafters=drafters,
             planner=planner,
-            tokenizer=TargetTokenizer(verifiers.tokenizer.tokenizer_json),
+            tokenizer=_tokenizer(verifiers.tokenizer.tokenizer_json),
             template=ChatTemplate(verifiers.tokenizer.chat_template, verifiers.tokenizer.special_tokens),
             admission=admission,
             limits=RequestLimits(
@@ -155,6 +158,13 @@ async def _drafters(
     patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
     await drafters.start(patience_s, config.require_drafters)
     return drafters
+
+
+def _tokenizer(tokenizer_json: bytes) -> TargetTokenizer:
+    try:
+        return TargetTokenizer(tokenizer_json)
+    except ValueError as error:
+        raise IncompatibleError(f"the verifiers' tokenizer cannot be used: {str(error)[:MOST_WORDS]}") from error
 
 
 def _admission(config: Config) -> Admission:

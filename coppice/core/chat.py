@@ -141,6 +141,8 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
+            # No text has half a character.
+            prompt.encode()
         except RecursionError as error:
             raise InvalidRequestError(FIELD, "the chat template does not come to an end") from error
         except Exception as error:
@@ -195,7 +197,8 @@ class ChatTemplate:
 
         try:
             return _environment().from_string(self._source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
+            # What it is translated to may be no Python, or too deep.
             return f"the target's chat template cannot be used: {_reason(error)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
@@ -21,6 +22,7 @@ from coppice.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import status_code_name
@@ -241,15 +243,23 @@ class VerifierClient:
             self._forget(sequence_id)
 
     async def handshake(self) -> None:
-        """Fetch the verifier's description and check it."""
+        """Fetch the verifier's description and tokenizer, and check them."""
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         info = _info(received(described))
         self._owner.check(self, info)
         if not self.tokenizer.tokenizer_json:
-            tokenizer = await stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-            self.tokenizer = received(tokenizer)
+            message = await stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
+            tokenizer = received(message)
+            # In a thread: a large vocabulary takes a while.
+            actual = await asyncio.to_thread(_fingerprint, tokenizer.tokenizer_json)
+            if actual != info.tokenizer_fingerprint:
+                raise IncompatibleError(
+                    f"the verifier {self.address} sends another tokenizer than it describes: "
+                    f"{actual or 'no JSON object'} instead of {info.tokenizer_fingerprint[:64]!a}"
+                )
+            self.tokenizer = tokenizer
         self._info = info
 
     def on_up(self) -> None:
@@ -329,6 +339,14 @@ class VerifierClient:
     def _fail(self, handler: VerifierHandler, sequence_id: int, error: CoppiceError) -> None:
         self.leave(sequence_id)
         handler.on_failed(error)
+
+
+def _fingerprint(tokenizer_json: bytes) -> str:
+    """Fingerprint of a tokenizer; empty if it is no JSON object."""
+    try:
+        return fingerprint(tokenizer_json)
+    except (ValueError, RecursionError):
+        return ""
 
 
 def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierInfo:

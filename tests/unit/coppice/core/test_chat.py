@@ -80,6 +80,7 @@ def test_what_a_template_refuses_is_the_clients_mistake() -> None:
         "{{ cycler.__init__.__globals__.os.system('true') }}",
         "{{ 1 / 0 }}",
         "{{ none.x.y }}",
+        "{{ '\\ud800' }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for message in messages %}{% endfor %}",
     ],
@@ -89,7 +90,17 @@ def test_templates_cannot_leave_their_sandbox_nor_fail_unseen(source: str) -> No
         ours(source, [("user", "x")])
 
 
-@pytest.mark.parametrize(("source", "why"), [("", "no chat template"), ("{% if %}", "cannot be used")])
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("", "no chat template"),
+        ("{% if %}", "cannot be used"),
+        # No Python, a number too long for it, and deeper than its stack.
+        ("{% break %}", "cannot be used"),
+        ("{{ " + "9" * 5_000 + " }}", "cannot be used"),
+        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "cannot be used"),
+    ],
+)
 def test_without_a_template_that_can_be_used_there_is_no_chat(source: str, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
         ours(source, [("user", "x")])
