@@ -19,7 +19,7 @@ from orchestrator.peers.verifier_client import VerifierClient
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults.messages import PROMPT, mangled_bytes, mutated, random_message
-from tests.toy_target import TOKENIZER_JSON, babble, plain, toy_tokenizer_json
+from tests.toy_target import FINGERPRINT, TOKENIZER_JSON, babble, plain, toy_tokenizer_json
 
 NUM_HANDSHAKES, CHECK_EVERY = 200, 20
 # With what a handshake may end.
@@ -43,14 +43,17 @@ class HostileDescribed(FakeDrafter):
     """Drafts well, and describes itself in any way."""
 
     chance: random.Random | None = None
+    # Descriptions with another tokenizer.
+    num_foreign = 0
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         answer = await super().Describe(request, context)
         if self.chance is None:
             return answer
-        if self.chance.random() < 0.1:
-            return random_message(drafter_pb2.DrafterServiceDescribeResponse, self.chance)
-        return mutated(answer, self.chance)
+        is_random = self.chance.random() < 0.1
+        answer = random_message(type(answer), self.chance) if is_random else mutated(answer, self.chance)
+        self.num_foreign += answer.tokenizer_fingerprint != FINGERPRINT
+        return answer
 
 
 async def is_right(client: Client, seed: int) -> bool:
@@ -83,7 +86,7 @@ async def test_no_description_of_a_drafter_changes_a_token(start_fakes: StartFak
         hostile.chance = None
         await orchestrator.drafters.clients[0].handshake()
         assert await is_right(client, 1)
-    assert 20 < refused < NUM_HANDSHAKES - 20
+    assert 0 < hostile.num_foreign <= refused < NUM_HANDSHAKES - 20
 
 
 async def test_a_changed_tokenizer_of_a_verifier_is_refused(start_fakes: StartFakes) -> None:
