@@ -116,8 +116,8 @@ async def test_a_modest_connection_of_the_same_host_goes_first() -> None:
     await asyncio.sleep(1.0)
     waits_s = [await admitted_s(turnstile, modest, 3.0, resumed) for _ in range(4)]
     leave(*some)
-    # Where turns go round, it waits twice for 30 turns of 6 ms.
-    assert sum(waits_s) < 0.25
+    # Where turns go round, it waits twice for 30 turns of 6 ms each time, 1.4 s in all.
+    assert sum(waits_s) < 0.7
 
 
 async def test_newcomers_queue_after_those_that_are_there() -> None:
