@@ -57,6 +57,8 @@ async def main():
     kind = os.environ.get("DRAFTER_KIND")
     fingerprint = "foreign" if model == "foreign" else FINGERPRINT
     fake = FakeDrafter(kind=kind, tokenizer_fingerprint=fingerprint) if kind else FakeVerifier()
+    if model == "slow":
+        fake.pass_s = 2.0
     files = [os.environ.get(name, "") for name in ("TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA")]
     certificates = read_certificates(server_tls(*files, is_internal=True), "TLS_")
     async with serving(fake, os.environ["LISTEN_ADDRESS"], certificates) as address:
@@ -75,7 +77,7 @@ asyncio.run(main())
 @pytest.fixture
 def services(tmp_path: Path) -> Path:
     """A directory in which `-m verifier_svc` and `-m drafter_svc` run fakes."""
-    for model in ("toy", "broken", "cut", "foreign", "loading", "mortal"):
+    for model in ("toy", "slow", "broken", "cut", "foreign", "loading", "mortal"):
         write_names_of_a_checkpoint(tmp_path / model)
     for name in ("verifier_svc", "drafter_svc"):
         package = tmp_path / name
@@ -249,14 +251,17 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
 @pytest.mark.parametrize("form", ["grpc", "http"])
 def test_up_says_what_it_serves_and_stops_soon_after_ctrl_c(services: Path, metrics_port: int, form: str) -> None:
     options = ["--http-port", str(metrics_port)] if form == "http" else []
-    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", *options)
+    process = start(services, "up", "--target", "slow", "--drafter", "small-lm=toy", *options)
     try:
         assert process.stdout is not None
         if form == "http":
             process.stdout.readline()
         address = process.stdout.readline().split()[1]
-        client = start(services, "generate", "--address", address, "--prompt", "def ", "--max-tokens", "1000000")
-        time.sleep(1.0)
+        # 20 passes of 2 s.
+        options = ["--max-tokens", "20", "--seed", "7", "--speculation", "off"]
+        client = start(services, "generate", "--address", address, "--prompt", "def ", *options)
+        assert client.stdout is not None
+        assert client.stdout.read(1), client.communicate()
         process.send_signal(signal.SIGINT)
         started_s = time.monotonic()
         _, err = process.communicate(timeout=TIMEOUT_S)
