@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from itertools import combinations_with_replacement
+import numpy as np
 
 # Half-life of a pass in the fit, in passes: seconds of decoding, so that it follows load and machine.
 HALF_LIFE = 128
@@ -22,12 +21,11 @@ class PassCosts:
 
     Age-weighted regression of a pass's time on its size as in ProPD (2402.13485, section 4.2). Other rows are those of
     prompts and of other orchestrators. Drafters on the same cores slow passes down, so asking rounds are a feature.
-    Plain Python: for so few numbers arrays take longer.
     """
 
     def __init__(self) -> None:
-        # Sums of products of features, and of these with the seconds: the upper triangle by rows.
-        self._sums = [0.0] * ((_FEATURES + 1) * (_FEATURES + 2) // 2)
+        # Sums of products of features and seconds.
+        self._sums = np.zeros((_FEATURES + 1, _FEATURES + 1))
         self._since_fit = 0
         self._coefficients: list[float] = []
 
@@ -42,12 +40,13 @@ class PassCosts:
         features = (1.0, num_nodes, num_rounds, num_asked, other_rows)
         other_s = 0.0
         if self._coefficients:
-            expected_s = sum(map(operator.mul, self._coefficients, features))
+            expected_s = sum(one * value for one, value in zip(self._coefficients, features, strict=True))
             if expected_s > 0:
                 seconds = min(seconds, OUTLIER * expected_s)
             other_s = min(max(0.0, self._coefficients[4] * other_rows), 0.9 * seconds)
-        pairs = combinations_with_replacement((*features, seconds), 2)
-        self._sums = [_FADE * total + one * other for total, (one, other) in zip(self._sums, pairs, strict=True)]
+        values = np.array((*features, seconds))
+        self._sums *= _FADE
+        self._sums += np.outer(values, values)
         self._since_fit += 1
         if self._since_fit >= PASSES_PER_FIT:
             self._since_fit = 0
@@ -55,19 +54,8 @@ class PassCosts:
         return seconds - other_s
 
     def _fit(self) -> list[float]:
-        """Solve the normal equations by elimination; the ridge makes them positive definite."""
-        sums = iter(self._sums)
-        rows = [[0.0] * index + [next(sums) for _ in range(index, _FEATURES + 1)] for index in range(_FEATURES)]
-        for index, row in enumerate(rows):
-            row[index] += RIDGE * row[index] + 1e-9
-        for index, row in enumerate(rows):
-            for later in range(index + 1, _FEATURES):
-                factor = row[later] / row[index]
-                for column in range(later, _FEATURES + 1):
-                    rows[later][column] -= factor * row[column]
-        solution = [0.0] * _FEATURES
-        for index in reversed(range(_FEATURES)):
-            row = rows[index]
-            known = sum(map(operator.mul, row[index + 1 : _FEATURES], solution[index + 1 :]))
-            solution[index] = (row[_FEATURES] - known) / row[index]
+        """Solve the normal equations; the ridge makes them positive definite."""
+        products = self._sums[:-1, :-1]
+        ridge = RIDGE * products.diagonal() + 1e-9
+        solution: list[float] = np.linalg.solve(products + np.diag(ridge), self._sums[:-1, -1]).tolist()
         return solution
