@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -175,3 +177,29 @@ def test_a_service_gives_scattered_memory_back(monkeypatch: pytest.MonkeyPatch) 
     for block in blocks[1::2]:
         libc.free(block)
     assert fell_by[0] >= 16
+
+
+def test_a_service_collects_what_little_garbage_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        """What a cycle holds."""
+
+    freed: list[bool] = []
+
+    async def serve() -> None:
+        held = Held()
+        held.itself = held  # type: ignore[attr-defined]
+        gone = weakref.ref(held)
+        # Old enough for only a full collection to find it.
+        gc.collect(1)
+        gc.collect(1)
+        del held
+        # At most 10 s.
+        for _ in range(200):
+            await asyncio.sleep(0.05)
+            if gone() is None:
+                break
+        freed.append(gone() is None)
+
+    monkeypatch.setattr("coppice.heap._GIVE_BACK_S", 0.1)
+    rpc.run(serve)
+    assert freed == [True]
