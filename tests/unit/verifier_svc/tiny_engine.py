@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from coppice.core.sampling import SamplingParams
+from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import tree_around
 from verifier_svc.engine.engine import Engine
@@ -57,10 +58,11 @@ def tiny_target_with_panels(model: PreTrainedModel) -> TargetModel:
 
 def tiny_info() -> TargetInfo:
     """What is said of a tiny target."""
+    tokenizer = character_tokenizer()
     return TargetInfo(
         name="tiny",
-        tokenizer_json=character_tokenizer(),
-        tokenizer_fingerprint="",
+        tokenizer_json=tokenizer,
+        tokenizer_fingerprint=fingerprint(tokenizer),
         vocab_size=VOCAB,
         hidden_size=64,
         max_context_tokens=CONTEXT,
