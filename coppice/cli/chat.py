@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from coppice.cli.generate import connected
-from coppice.cli.options import DEFAULT_CHAT_TARGET, ServerOptions, Target
+from coppice.cli.options import DEFAULT_CHAT_TARGET, ServerOptions, Target, refusing
 from coppice.client import Client, Options, RequestFailedError, Stream
 from coppice.completion import Completion
 
@@ -44,6 +44,8 @@ def chat(
 ) -> None:
     """Talk with a model that has a chat template; answers are streamed, with their speed after each."""
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with refusing("--system", UnicodeEncodeError):
+        system.encode()
 
     async def run() -> None:
         async with connected(server) as client:
@@ -101,6 +103,12 @@ class Conversation:
         return True
 
     async def _answer(self, line: str) -> None:
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            typer.echo(f"coppice: not valid text: {error}", err=True)
+            self._has_failed = True
+            return
         messages = [*self._messages, {"role": "user", "content": line}]
         options = replace(self._options, speculation=self._speculation)
         said: list[str] = []

@@ -14,7 +14,7 @@ import typer
 
 from coppice.cli.options import ServerOptions, refusing
 from coppice.cli.topology import running
-from coppice.client import ACCEPTANCE, Client, Options, build_chat_request, build_request
+from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_chat_request, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.core.errors import InvalidRequestError
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
@@ -179,10 +179,18 @@ async def _complete(
 ) -> tuple[Completion, ...]:
     async with connected(server) as client:
         stream = client.stream_request(request, timeout_s)
-        async for chunk in stream:
-            if streams:
-                typer.echo(chunk.text, nl=False)
-        return stream.results()
+        has_begun = False
+        try:
+            async for chunk in stream:
+                if streams:
+                    typer.echo(chunk.text, nl=False)
+                    has_begun = True
+            return stream.results()
+        except RequestFailedError:
+            if has_begun:
+                # The reason has a line of its own.
+                typer.echo("")
+            raise
 
 
 @contextlib.asynccontextmanager

@@ -155,9 +155,13 @@ class Topology:
         Raises ChildError if a setting is wrong, a port is taken, or one of them did not start: with its last words.
         """
         spec = self._spec
-        served = 1 + spec.verifiers + len(spec.drafters)
+        served = 1 if spec.colocated else 1 + spec.verifiers + len(spec.drafters)
         metrics = range(spec.metrics_port, spec.metrics_port + served) if spec.metrics_port else ()
-        for port in filter(None, (spec.port, spec.http_port, *metrics)):
+        ports = [port for port in (spec.port, spec.http_port, *metrics) if port]
+        if twice := {port for port in ports if ports.count(port) > 1}:
+            what = f"--port, --http-port and the {served} from --metrics-port on"
+            raise ChildError(f"port {min(twice)} is asked for twice: {what} must differ", WRONG)
+        for port in ports:
             refuse_taken(port)
         if self._spec.colocated:
             from coppice.colocated.config import ColocatedConfig

@@ -13,7 +13,9 @@ from typing import Any, cast
 import grpc
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from coppice.cli.__main__ import app
 from coppice.cli.chat import Conversation
 from coppice.client import Chunk, Client, Options, RequestFailedError
 from coppice.completion import Completion, Speculation, Timing, Usage
@@ -132,3 +134,19 @@ async def test_a_script_hears_of_a_question_that_fails(monkeypatch: pytest.Monke
     with pytest.raises(typer.Exit) as ended:
         await talk(["fail", "hello"], monkeypatch)
     assert ended.value.exit_code == 1
+
+
+async def test_a_line_that_is_no_text_is_said_so_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    # As Python reads a byte of Latin-1.
+    client = await talk(["caf\udce9", "hello"], monkeypatch)
+    assert [messages for messages, _ in client.asked] == [[("user", "hello")]]
+    assert "coppice: not valid text: " in capsys.readouterr().err
+
+
+def test_a_system_message_that_is_no_text_is_refused_before_anything_starts() -> None:
+    ended = CliRunner().invoke(app, ["chat", "--system", "caf\udce9"])
+    assert ended.exit_code == 2
+    assert "--system" in ended.output

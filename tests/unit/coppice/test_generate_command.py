@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
 import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import generate
 from coppice.cli.__main__ import app
+from coppice.client import Chunk, RequestFailedError
 
 
 def connected(*_: object) -> None:
@@ -62,3 +69,45 @@ def test_several_verifiers_are_not_colocated() -> None:
     ended = CliRunner().invoke(app, ["up", "--colocated", "--verifiers", "2"])
     assert ended.exit_code == 2
     assert "--colocated: several verifiers are processes of their own" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("options", "port"),
+    [
+        (["--port", "51051", "--http-port", "51051"], 51051),
+        (["--http-port", "51051", "--metrics-port", "51050"], 51051),
+        (["--port", "51051", "--metrics-port", "51051", "--colocated"], 51051),
+    ],
+)
+def test_up_refuses_a_port_that_is_asked_for_twice(options: list[str], port: int) -> None:
+    ended = CliRunner().invoke(app, ["up", *options])
+    assert ended.exit_code == 2
+    assert f"port {port} is asked for twice" in ended.output
+
+
+def test_the_reason_of_a_failure_has_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "late")
+
+    class Cut:
+        """A stream that is cut after some text."""
+
+        async def __aiter__(self) -> AsyncIterator[Chunk]:
+            yield Chunk("some", (1,))
+            raise RequestFailedError(error)
+
+    class Cutting:
+        """A client of such streams."""
+
+        def stream_request(self, *_: object) -> Cut:
+            return Cut()
+
+    @contextlib.asynccontextmanager
+    async def connected_to_it(_: object) -> AsyncIterator[Cutting]:
+        yield Cutting()
+
+    monkeypatch.setattr(generate, "connected", connected_to_it)
+    with pytest.raises(RequestFailedError):
+        asyncio.run(generate._complete(cast(Any, None), cast(Any, None), 1.0, streams=True))
+    assert capsys.readouterr().out == "some\n"
