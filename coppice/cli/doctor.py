@@ -58,7 +58,7 @@ class Finding:
 
 def doctor(
     port: Annotated[
-        list[int] | None, typer.Option(min=0, max=65535, help="A port that must be free; repeatable. Default: none.")
+        list[int] | None, typer.Option(min=0, max=65535, help="A further port that must be free; repeatable.")
     ] = None,
     redis: Annotated[str, typer.Option(envvar="REDIS_URL", help="Redis that is wanted.")] = REDIS_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
