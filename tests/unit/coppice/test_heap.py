@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -203,3 +204,11 @@ def test_a_service_collects_what_little_garbage_it_makes(monkeypatch: pytest.Mon
     monkeypatch.setattr("coppice.heap._GIVE_BACK_S", 0.1)
     rpc.run(serve)
     assert freed == [True]
+
+
+def test_a_crash_in_c_says_where() -> None:
+    script = "import os\nfrom coppice.net import rpc\nasync def serve():\n    os.abort()\nrpc.run(serve)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert "in serve" in done.stderr
