@@ -33,6 +33,7 @@ from orchestrator.api.validation import GenerationRequest, validate, wanted_outp
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.request.output_text import Output
 from orchestrator.request.transcript import Transcript
+from tests.grpc_listener import listening
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
 from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
 from verifier_svc.verify.acceptance import Acceptance
@@ -384,12 +385,8 @@ async def serving_toy(toy: ToyDeployment) -> AsyncIterator[str]:
     """A toy as a real server; the address is the one to call."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(toy, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
+    async with listening(server) as address:
+        yield address
 
 
 async def at_once(encode: Callable[[], list[int]]) -> list[int]:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2
 from tests.faults.messages import mangled_bytes, mutated, random_message
+from tests.grpc_listener import listening
 
 MODEL = "toy"
 TEXT = "abc"
@@ -157,9 +158,5 @@ async def orchestrating(hostile: HostileOrchestrator) -> AsyncIterator[str]:
     """Serve on a free port while the context is open; gives the address."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((hostile,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
+    async with listening(server) as address:
+        yield address
