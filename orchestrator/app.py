@@ -31,7 +31,6 @@ from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.peer_stream import MOST_WORDS
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import FixedPlanner, Planner
 from orchestrator.planner.fleet import FleetPlanner
 from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace
@@ -199,8 +198,6 @@ def _planner(config: Config, max_nodes: int, verifiers: VerifierPool) -> Planner
         return FixedPlanner(max_nodes, round(config.synchronous_wait_s * 1e6))
     if config.planner == "fixed":
         return FixedPlanner(max_nodes, linger_us)
-    if len(addresses) == 1:
-        return AdaptivePlanner(max_nodes, linger_us)
     return FleetPlanner(addresses, max_nodes, linger_us, is_usable=verifiers.is_usable)
 
 

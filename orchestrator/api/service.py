@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ from orchestrator.api.tenants import Tenant
 from orchestrator.api.validation import Encode, GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import Planner
 from orchestrator.planner.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
@@ -205,7 +204,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if self.tally.latencies is not None:
             yield from own.latency_metrics(self.tally.latencies)
         yield from own.peer_metrics(self._verifiers, self._drafters.clients)
-        yield from own.planner_metrics(self._planners())
+        yield from own.planner_metrics(adaptive_planners(self._planner))
         if self._cache is not None:
             yield from own.cache_metrics(self._cache.counts)
         if self.authentication is not None:
@@ -289,14 +288,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while (now_s := time.monotonic()) < end_s:
                 if now_s >= next_load_s:
                     next_load_s = now_s + LOAD_REPORT_S
-                    load = load_report(self.tally, self.admission, self._verifiers, self._planners())
+                    load = load_report(self.tally, self.admission, self._verifiers, adaptive_planners(self._planner))
                     yield inference_pb2.WatchRoundsResponse(load=load, missed_rounds=watch.take_missed())
                 if (ended := await watch.next(next_load_s - now_s)) is not None:
                     report = round_report(ended, self._tokenizer)
                     yield inference_pb2.WatchRoundsResponse(round=report, missed_rounds=watch.take_missed())
-
-    def _planners(self) -> Mapping[str, AdaptivePlanner]:
-        return adaptive_planners(self._planner, [one.address for one in self._verifiers.clients])
 
     def _end_unread(
         self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError

@@ -33,8 +33,7 @@ from coppice.wire.unreadable import received
 from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peers.peer_stream import MOST_WORDS, PeerStream
 from orchestrator.peers.routing import RouteCandidate
-from orchestrator.planner.base import VerifierLoad
-from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
+from orchestrator.request.rounds import Finish, Outcome, VerifierLoad, VerifyOpening
 
 logger = logging.getLogger(__name__)
 

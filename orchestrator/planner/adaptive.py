@@ -7,21 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from coppice.core.tree import TokenTree
-from orchestrator.planner.base import (
-    UNKNOWN_LOAD,
-    DraftGain,
-    FixedPlanner,
-    RequestPlanner,
-    RoundContext,
-    RoundPlan,
-    VerifierLoad,
-    round_plan,
-)
+from orchestrator.planner.base import DraftGain, FixedPlanner, RequestPlanner, RoundContext, RoundPlan, round_plan
 from orchestrator.planner.load import ClassWeights, PrefillPressure, class_weight
 from orchestrator.planner.node_values import NodeValues
 from orchestrator.planner.paired_choice import ALL, OFF, PairedChoice
 from orchestrator.planner.pass_costs import PassCosts
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
 from orchestrator.request.statistics import verified_tree
 
 # Least weight of a round in running means.

@@ -8,18 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from coppice.core.tree import TokenTree
-from orchestrator.request.rounds import Outcome
-
-
-@dataclass(frozen=True)
-class VerifierLoad:
-    """Load of a verifier as last reported."""
-
-    batch_size: int = 0
-    rows: int = 0
-    pass_us: int = 0
-    queued_sequences: int = 0
-    free_kv_blocks: int = 0
+from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
 
 
 class RoundContext(NamedTuple):
@@ -35,10 +24,6 @@ class RoundContext(NamedTuple):
     row_multiple: int = 1
     # Kinds of the connected drafters, if several and some may be left out.
     sources: tuple[str, ...] = ()
-
-
-# Load before the first report.
-UNKNOWN_LOAD = VerifierLoad()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Adaptive planners for several verifiers."""
+"""Adaptive planners of all verifiers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ class FleetPlanner:
         return next(iter(self.planners.values())).fixed
 
 
-def adaptive_planners(planner: Planner, verifiers: Sequence[str]) -> Mapping[str, AdaptivePlanner]:
+def adaptive_planners(planner: Planner) -> Mapping[str, AdaptivePlanner]:
     """Adaptive planners by address of their verifier; empty for a fixed planner."""
-    if isinstance(planner, FleetPlanner):
-        return planner.planners
-    return {verifiers[0]: planner} if isinstance(planner, AdaptivePlanner) else {}
+    return planner.planners if isinstance(planner, FleetPlanner) else {}

@@ -14,14 +14,14 @@ from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire.convert import samples_drafts
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan
 from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
 from orchestrator.request.better_trees import AskTimes, BetterTrees
 from orchestrator.request.drafter_set import DrafterSet
 from orchestrator.request.merge import merge
-from orchestrator.request.rounds import DraftOpening, Outcome
+from orchestrator.request.rounds import DraftOpening, Outcome, VerifierLoad
 from orchestrator.request.source_records import SourceRecords
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript

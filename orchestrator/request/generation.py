@@ -20,11 +20,10 @@ from coppice.v1 import sampling_pb2
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.peers.verifier_client import SequenceHandle
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.output_text import Output, OutputDelta
 from orchestrator.request.round_feed import OutputRounds
-from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
+from orchestrator.request.rounds import Finish, Outcome, VerifierLoad, VerifyOpening
 from orchestrator.request.statistics import OutputClock, Statistics
 from orchestrator.request.trace import OutputTrace
 from orchestrator.request.transcript import Transcript

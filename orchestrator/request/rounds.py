@@ -95,3 +95,18 @@ class Finish:
     queue_us: int = 0
     # Prompt tokens found in the verifier's prefix cache.
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class VerifierLoad:
+    """Load of a verifier as last reported."""
+
+    batch_size: int = 0
+    rows: int = 0
+    pass_us: int = 0
+    queued_sequences: int = 0
+    free_kv_blocks: int = 0
+
+
+# Load before the first report.
+UNKNOWN_LOAD = VerifierLoad()

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from coppice.client import Client, Options
-from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.fleet import FleetPlanner
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, wrong
@@ -30,8 +29,8 @@ async def test_output_is_plain_decoding_through_pauses_and_trials(
         for seed, completion in enumerate(completions):
             assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
         rounds = sum(completion.speculation.rounds for completion in completions)
-        planner = orchestrator.service._planner
-        assert isinstance(planner, AdaptivePlanner)
+        assert isinstance(orchestrator.service._planner, FleetPlanner)
+        [planner] = orchestrator.service._planner.planners.values()
         await eventually(lambda: planner.num_running == planner.num_newcomers == 0)
     # Pauses, at the least, have left some rounds without drafts.
     assert drafter.num_trees < rounds
@@ -116,7 +115,8 @@ async def test_requests_that_force_sources_of_their_choice_teach_the_planner_not
     verifiers = [FakeVerifier(pass_s=0.001) for _ in range(num_verifiers)]
     async with start_fakes(verifiers, good, bad, linger_ms=20, planner="adaptive") as (client, orchestrator):
         planner = orchestrator.service._planner
-        plans = list(planner.planners.values()) if isinstance(planner, FleetPlanner) else [planner]
+        assert isinstance(planner, FleetPlanner)
+        plans = list(planner.planners.values())
 
         async def complete(speculation: str) -> None:
             completion = await client.generate(PROMPT, Options(max_tokens=120, seed=1, speculation=speculation))
@@ -125,7 +125,6 @@ async def test_requests_that_force_sources_of_their_choice_teach_the_planner_not
 
         for _ in range(4):
             await complete("bad")
-        assert isinstance(plans[0], AdaptivePlanner)
         assert bad.num_trees > 200
         assert all(one.pass_number == 0 and not one.values.guessed for one in plans)
         assert all(one.mean_accepted == 0.0 for one in plans)

@@ -11,8 +11,7 @@ from typing import Any, cast
 from coppice.lab.simulator.machine import Machine, PassWork, noise_factor
 from coppice.lab.simulator.orchestrators import Clock
 from coppice.lab.simulator.sequences import SimulatedSequence
-from orchestrator.planner.base import VerifierLoad
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import Outcome, VerifierLoad
 from verifier_svc.engine.pass_cost import PassCost
 from verifier_svc.engine.pass_shares import RowAllotment, share_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
-from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import FixedPlanner, RoundContext, RoundPlan
 from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
@@ -18,6 +18,7 @@ from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.store import CacheCounts, MemoryStore
 from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
+from orchestrator.request.rounds import UNKNOWN_LOAD, VerifierLoad
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript
 from tests.unit.orchestrator.request.test_drafting import VOCAB, outcome

@@ -10,9 +10,9 @@ import pytest
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.base import UNKNOWN_LOAD, RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.request.drafting import Drafting
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
 from orchestrator.request.transcript import Transcript
 
 

@@ -25,9 +25,9 @@ from coppice.obs.timeline import Timeline, TimelineEvent
 from orchestrator.app import running
 from orchestrator.config import Config
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.request.merge import merge
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import Outcome, VerifierLoad
 
 # A pass of an accelerator: what it takes at least, and for each row. Drafting pays at every number of requests, so
 # that all that the planner may have to do is done.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.request.merge import merge
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import Outcome, VerifierLoad
 
 PASS_S = 0.0026
 ROW_S = 0.00003

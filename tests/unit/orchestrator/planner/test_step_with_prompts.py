@@ -12,8 +12,9 @@ import pytest
 
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import RoundContext, VerifierLoad
+from orchestrator.planner.base import RoundContext
 from orchestrator.planner.load import FEW_PROMPTS, LONGEST_S, PrefillPressure
+from orchestrator.request.rounds import VerifierLoad
 from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import MACHINE, EndlessLoad
 

@@ -12,9 +12,9 @@ from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2
-from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
+from orchestrator.planner.base import FixedPlanner, RoundContext, RoundPlan
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
-from orchestrator.request.rounds import Outcome
+from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
 from orchestrator.request.statistics import Statistics, verified_tree
 from orchestrator.request.transcript import Transcript
 from tests.unit.orchestrator.request.test_better_trees import connected
