@@ -65,7 +65,7 @@ def loaded(target: Path, head: Path, **settings: Any) -> Pair:
 def always(head: HeadSettings | None) -> HeadSettings:
     """The same head, which drafts whatever that costs, nodes that are hardly likely as well."""
     assert head is not None
-    return HeadSettings(head.head, head.max_nodes, head.max_prompt_features, UnknownCost())
+    return HeadSettings(head.head, head.max_nodes, head.max_prompt_features, num_threads=3, cost=UnknownCost())
 
 
 @pytest.fixture(scope="module")

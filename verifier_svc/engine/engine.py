@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coppice.obs.timeline import Timeline
 from verifier_svc.engine.counts import EngineCounts
@@ -18,6 +18,7 @@ from verifier_svc.engine.pass_shares import RowAllotment
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.extras.own_drafts import HeadThreads
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import LoadEvent, OutcomeEvent, PromptEvent
 from verifier_svc.stream.outbox import Outbox, Sink
@@ -77,6 +78,7 @@ class Engine:
             self.scheduler, self._outbox, self.counts, info, max_nodes, clock, self._commands.put
         )
         self.grammars = self._sequences.grammars
+        self._head_threads = HeadThreads(1 if info.head is None else info.head.num_threads)
         # Compiled here, so that no request waits.
         warm_up(info.vocab_size)
         self._next_load_s = 0.0
@@ -180,26 +182,37 @@ class Engine:
 
     def _accept(self, finished: FinishedPass) -> None:
         """End the round of every sequence of a pass."""
-        parts = zip(finished.batch, finished.result.parts, strict=True)
-        outcomes = [self._end_round(share, part, finished) for share, part in parts]
+        batch = finished.batch
+        ended = [
+            (share, self._end_round(share, part, finished))
+            for share, part in zip(batch, finished.result.parts, strict=True)
+        ]
+        going_on = (share.sequence for share, outcome in ended if outcome is not None and outcome.finish is None)
+        begun = [sequence.begin_draft(len(batch)) for sequence in going_on]
+        self._head_threads.ask([own for own in begun if own is not None], len(batch))
+        outcomes = [self._report(share, outcome, finished) for share, outcome in ended]
         self.counts.rounds_over(finished.plan, finished.result.num_pruned, [one for one in outcomes if one is not None])
-        if all(share.num_pending == 1 for share in finished.batch):
+        if all(share.num_pending == 1 for share in batch):
             for own in (self._info.lookup, self._info.head):
                 if own is not None:
                     own.cost.add(finished.plan.num_rows, finished.took_s)
-        self.scheduler.pass_over(finished.batch, finished.plan.num_rows, finished.ended_s)
+        self.scheduler.pass_over(batch, finished.plan.num_rows, finished.ended_s)
         self._report_load(finished)
 
     def _end_round(self, share: RowAllotment, part: PassPart, finished: FinishedPass) -> RoundOutcome | None:
         """Outcome of a round; None for part of a prompt, and for a failed sequence."""
-        key, sequence, ended_s = share.key, share.sequence, finished.ended_s
+        sequence, ended_s = share.sequence, finished.ended_s
         waited_s = finished.started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-        outcome = self._sequences.alone(
-            key, lambda: sequence.finish_round(part, ended_s, waited_s, len(finished.batch))
-        )
+        return self._sequences.alone(share.key, lambda: sequence.finish_round(part, ended_s, waited_s))
+
+    def _report(self, share: RowAllotment, outcome: RoundOutcome | None, finished: FinishedPass) -> RoundOutcome | None:
+        """Send an outcome with the target's own draft for the next round; returns it."""
+        key, sequence = share.key, share.sequence
         if outcome is None:
             self._show_prompt(share)
             return None
+        if len(draft := sequence.take_draft()):
+            outcome = replace(outcome, redraft=draft)
         event = OutcomeEvent(
             key.sequence_id,
             outcome,

@@ -326,12 +326,10 @@ class Sequence:
         )
         return self._round.rows
 
-    def finish_round(
-        self, part: PassPart, now_s: float, waited_s: float, num_sequences: int = 1
-    ) -> RoundOutcome | None:
+    def finish_round(self, part: PassPart, now_s: float, waited_s: float) -> RoundOutcome | None:
         """Commit a pass's result. With survivors, as if pruned nodes had never been drafted.
 
-        `num_sequences` shared the pass. Returns None for part of a prompt.
+        Returns None for part of a prompt.
 
         Raises:
             InvalidRequestError: no token may follow under the output's grammar.
@@ -356,12 +354,12 @@ class Sequence:
         self._rounds_since_start += 1
         self.mailbox.advance(accepted.token_ids, self.tokens)
         features = b"" if states is None else committed_features(states, accepted)
+        redraft = EMPTY_TREE
         if self._own is None:
             redraft = self._redraft(planned, rows, accepted, part.logits)
         else:
             num_accepted = len(nodes) if planned.origin is DraftOrigin.REDRAFT else None
             self._own.committed(accepted.token_ids, features, num_accepted)
-            redraft = EMPTY_TREE if verified.finish is not None else self._draft_own(self._own, num_sequences)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -379,6 +377,22 @@ class Sequence:
             pruned_nodes=len(whole.tree) - len(rows.tree),
             features=features if self._wants_features else b"",
         )
+
+    def begin_draft(self, num_sequences: int) -> OwnDrafts | None:
+        """Begin a draft for the next round, unless there is one; returns what to ask for a better one, if anything.
+
+        `num_sequences` shared the pass.
+        """
+        if self._own is None or self.mailbox.is_fresh or not self._own.begin(self.tokens, num_sequences):
+            return None
+        return self._own
+
+    def take_draft(self) -> TokenTree:
+        """Add the draft that was begun to the mailbox; may be empty."""
+        tree = EMPTY_TREE if self._own is None else self._own.take()
+        if len(tree):
+            self.mailbox.put_redraft(tree)
+        return tree
 
     def take_prompt_states(self) -> PromptStates | None:
         """States of the prompt that the last pass computed, if wanted; once."""
@@ -410,15 +424,6 @@ class Sequence:
         if len(redraft):
             self.mailbox.put_redraft(redraft)
         return redraft
-
-    def _draft_own(self, own: OwnDrafts, num_sequences: int) -> TokenTree:
-        """Make a draft for the next round, unless there is one, and add it to the mailbox; may be empty."""
-        if self.mailbox.is_fresh:
-            return EMPTY_TREE
-        tree = own.draft(self.tokens, num_sequences)
-        if len(tree):
-            self.mailbox.put_redraft(tree)
-        return tree
 
     def _learn_from_wait(self, planned: _Round, waited_s: float) -> None:
         """Update the linger, except after a (re)start, when rounds do not wait.

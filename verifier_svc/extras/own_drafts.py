@@ -6,13 +6,18 @@ there before. Nothing of this decides on a token.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.extras.head.head import HeadDrafts, HeadSettings
 from verifier_svc.extras.lookup.lookup import LookupSettings, PromptLookup
+
+logger = logging.getLogger(__name__)
 
 
 class OwnDrafts:
@@ -28,7 +33,9 @@ class OwnDrafts:
         max_head_nodes: int,
     ) -> None:
         """With at most so many nodes each; 0 or None: none."""
-        self._lookup = self._head = None
+        self._lookup: PromptLookup | None = None
+        self._head: HeadDrafts | None = None
+        self._tree = EMPTY_TREE
         if lookup is not None and max_lookup_nodes:
             self._lookup = PromptLookup(lookup, max_lookup_nodes, sampling.temperature > 0)
         if head is not None and max_head_nodes and head.has_room:
@@ -56,10 +63,56 @@ class OwnDrafts:
         if self._head is not None:
             self._head.committed(token_ids, features, num_accepted)
 
-    def draft(self, tokens: Sequence[int], num_sequences: int) -> TokenTree:
-        """A tree after all committed `tokens`, for a pass that so many sequences share; empty where none pays."""
-        found = EMPTY_TREE if self._lookup is None else self._lookup.draft(tokens, num_sequences)
-        if self._head is None or sum(map(math.exp, found.path_log_probs)) >= self._head.expected:
-            return found
-        drafted = self._head.draft(num_sequences)
-        return drafted if len(drafted) else found
+    def begin(self, tokens: Sequence[int], num_sequences: int) -> bool:
+        """Look for a tree after all committed `tokens`; returns whether `ask_head` may find a better one.
+
+        For a pass that so many sequences share.
+        """
+        if self._lookup is not None:
+            self._tree = self._lookup.draft(tokens, num_sequences)
+        if self._head is None or sum(map(math.exp, self._tree.path_log_probs)) >= self._head.expected:
+            return False
+        return self._head.pays(num_sequences)
+
+    def ask_head(self, num_sequences: int) -> None:
+        """Have the head draft, on any thread. An error ends its drafts, not the sequence."""
+        assert self._head is not None
+        try:
+            drafted = self._head.draft(num_sequences)
+        except Exception:  # a bug of ours costs speed alone
+            logger.exception("the head failed to draft")
+            self._head = None
+            return
+        if len(drafted):
+            self._tree = drafted
+
+    def take(self) -> TokenTree:
+        """The tree that was found; empty where none pays. Once."""
+        tree, self._tree = self._tree, EMPTY_TREE
+        return tree
+
+
+class HeadThreads:
+    """Drafts of heads for several sequences at once, on this thread and others."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_helpers = num_threads - 1
+        self._helpers = ThreadPoolExecutor(max(1, self._num_helpers), "drafts")
+
+    def ask(self, drafts: Sequence[OwnDrafts], num_sequences: int) -> None:
+        """Call `ask_head` of each, for a pass that so many sequences share."""
+        waiting = deque(drafts)
+
+        def work() -> None:
+            while True:
+                try:
+                    own = waiting.popleft()
+                except IndexError:
+                    return
+                own.ask_head(num_sequences)
+
+        others = [self._helpers.submit(work) for _ in range(min(self._num_helpers, len(drafts) - 1))]
+        work()
+        for other in others:
+            if not other.cancel():
+                other.result()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -168,27 +168,25 @@ def open_place(cache: EagleCache, num_rows: int) -> int:
     return first
 
 
-@dataclass(slots=True)
 class RotaryTable:
-    """Factors of rotary positions [positions, D], which grow as needed."""
+    """Factors of rotary positions: cosines and signed sines [positions, D], which grow as needed. For any thread."""
 
-    rotary: LlamaRotaryEmbedding
-    cos: Tensor = field(init=False)
-    signed_sin: Tensor = field(init=False)
+    def __init__(self, rotary: LlamaRotaryEmbedding) -> None:
+        self._rotary = rotary
+        self._factors = self._computed(_FIRST_POSITIONS)
 
-    def __post_init__(self) -> None:
-        self._fill(_FIRST_POSITIONS)
+    def up_to(self, position: int) -> tuple[Tensor, Tensor]:
+        """Factors of at least the positions up to this one."""
+        factors = self._factors
+        if position >= len(factors[0]):
+            factors = self._factors = self._computed(2 * (1 + position))
+        return factors
 
-    def reach(self, position: int) -> None:
-        """Make the table long enough for a position."""
-        if position >= len(self.cos):
-            self._fill(2 * (1 + position))
-
-    def _fill(self, count: int) -> None:
-        angles = torch.outer(torch.arange(count).double(), self.rotary.inv_freq.double().cpu())
-        scale = float(self.rotary.attention_scaling)
-        self.cos = torch.cat([angles.cos(), angles.cos()], -1).mul(scale).float()
-        self.signed_sin = torch.cat([-angles.sin(), angles.sin()], -1).mul(scale).float()
+    def _computed(self, count: int) -> tuple[Tensor, Tensor]:
+        angles = torch.outer(torch.arange(count).double(), self._rotary.inv_freq.double().cpu())
+        scale = float(self._rotary.attention_scaling)
+        cos = torch.cat([angles.cos(), angles.cos()], -1).mul(scale).float()
+        return cos, torch.cat([-angles.sin(), angles.sin()], -1).mul(scale).float()
 
 
 class TorchEagle:
@@ -275,9 +273,8 @@ class TorchEagle:
         tokens = self._norm(F.embedding(self._on_device(token_ids), self._embedding).float(), "token_norm")
         qkv = F.linear(torch.cat([tokens, normed], -1), self._of["qkv"]).view(count, -1, self._size)
         turned, value = qkv.split([self._heads + self._kv_heads, self._kv_heads], 1)
-        self._rotary.reach(int(positions.max()))
-        at = torch.from_numpy(positions)
-        cos, signed_sin = (table[at][:, None].to(self._device) for table in (self._rotary.cos, self._rotary.signed_sin))
+        at, factors = torch.from_numpy(positions), self._rotary.up_to(int(positions.max()))
+        cos, signed_sin = (table[at][:, None].to(self._device) for table in factors)
         turned = turned * cos + turned.roll(self._size // 2, -1) * signed_sin
         query: Tensor
         query, key = turned.split([self._heads, self._kv_heads], 1)
@@ -425,8 +422,8 @@ class CompiledEagle:
         )
 
     def _tables(self, last_position: int) -> tuple[FloatArray, FloatArray]:
-        self._rotary.reach(last_position)
-        return self._rotary.cos.numpy(), self._rotary.signed_sin.numpy()
+        cos, signed_sin = self._rotary.up_to(last_position)
+        return cos.numpy(), signed_sin.numpy()
 
 
 def choose_eagle_forward(weights: EagleWeights, device: torch.device) -> EagleForward:

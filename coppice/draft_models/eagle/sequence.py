@@ -58,7 +58,10 @@ class HeadSizes(NamedTuple):
 
 
 class LoadedHead:
-    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`. For one thread."""
+    """A loaded head. `limits` bounds every search; a request's budget lowers `max_nodes`.
+
+    Several threads may use its sequences at once, each by one of them.
+    """
 
     def __init__(
         self,

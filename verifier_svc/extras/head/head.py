@@ -1,8 +1,8 @@
 """Drafts of an EAGLE-3 head (2503.01840) in the verifier's own process, made as soon as a token is chosen.
 
 A drafter elsewhere gets the target's states over the network and sends a tree back: four hops of a round. Here there
-are none, and the states are at hand. In return drafts take the time of the engine's thread, for one sequence after the
-other: whether they pay is estimated before each, and counted. Nothing of this decides on a token.
+are none, and the states are at hand. In return the next pass waits for the drafts of all sequences: whether they pay is
+estimated before each, and counted. Nothing of this decides on a token.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from coppice.core.sampling import SamplingParams
@@ -125,12 +126,13 @@ class _Counted:
 class HeadSettings:
     """A head, most nodes of its trees, and what passes and drafts cost and bring, which is learned.
 
-    `max_prompt_features` are the tokens of a prompt whose states it reads.
+    `max_prompt_features` are the tokens of a prompt whose states it reads. So many threads draft at once.
     """
 
     head: Head
     max_nodes: int
     max_prompt_features: int = 0
+    num_threads: int = 1
     cost: PassCost = field(default_factory=PassCost)
     clock: Callable[[], float] = time.perf_counter
     # Of greedy requests, and of sampled ones.
@@ -155,11 +157,16 @@ class HeadDrafts:
         # The features of the next round's tokens, and of the prompt's, are wanted where a draft may pay.
         self.wants_features = self._counted.wants_features
         self.max_prompt_features = settings.max_prompt_features if self.wants_features else 0
-        self._sequence = settings.head.open(prompt, sampling)
+        # Opened by the first draft: where none pays, a head costs nothing.
+        self._open = partial(settings.head.open, prompt, sampling)
+        self._sequence: HeadSequence | None = None
         # Accepted nodes and number of its own drafts, older ones less.
         self._own, self._num_own = 0.0, 0.0
         self._pauses = _Pauses(*_OWN_PAUSES)
-        # Rounds that the head has not been told of: it is when a draft may pay.
+        # What the head is told before its next draft: features of the prompt, tokens of rounds that are long ago, and
+        # later rounds.
+        self._unread_prompt: list[tuple[int, bytes]] = []
+        self._unread_tokens: list[int] = []
         self._unread: deque[tuple[Sequence[int], bytes]] = deque()
         # Nodes of the last draft, if its round is not over.
         self._drafted = 0
@@ -167,14 +174,14 @@ class HeadDrafts:
 
     def see_prompt(self, first_token: int, features: bytes) -> None:
         """Add features of the prompt's tokens from number `first_token` on."""
-        self._sequence.see_prompt(first_token, features)
+        self._unread_prompt.append((first_token, features))
 
     def committed(self, token_ids: Sequence[int], features: bytes, num_accepted: int | None) -> None:
         """Add a round's tokens; `num_accepted` nodes of the last draft were right, None if it was not verified."""
         self._unread.append((token_ids, features))
         if len(self._unread) > _MOST_UNREAD:
             # The features of what is long ago are given up, not the tokens.
-            self._sequence.extend(self._unread.popleft()[0])
+            self._unread_tokens += self._unread.popleft()[0]
         if self._drafted and num_accepted is not None:
             self._counted.add(num_accepted, self._drafted)
             self._own = _FADE * self._own + num_accepted
@@ -182,14 +189,12 @@ class HeadDrafts:
         self._drafted = 0
 
     def draft(self, num_sequences: int) -> TokenTree:
-        """A tree after all committed tokens, for a pass that so many sequences share; empty where none pays."""
-        if not self._pays(num_sequences):
-            return EMPTY_TREE
+        """A tree after all committed tokens, for a pass that so many sequences share; for any one thread."""
         settings = self._settings
         begun_s = settings.clock()
-        for token_ids, features in self._unread:
-            self._sequence.extend(token_ids, features)
-        self._unread.clear()
+        if self._sequence is None:
+            self._sequence = self._open()
+        self._tell(self._sequence)
         if self._sequence.read(max_pieces=1):
             # Of a long prompt; the other pieces are read in the next rounds.
             return EMPTY_TREE
@@ -198,17 +203,27 @@ class HeadDrafts:
         self._drafted = len(tree)
         return tree
 
+    def _tell(self, sequence: HeadSequence) -> None:
+        for first_token, features in self._unread_prompt:
+            sequence.see_prompt(first_token, features)
+        if self._unread_tokens:
+            sequence.extend(self._unread_tokens)
+        for token_ids, features in self._unread:
+            sequence.extend(token_ids, features)
+        self._unread_prompt, self._unread_tokens = [], []
+        self._unread.clear()
+
     @property
     def expected(self) -> float:
         """Accepted nodes to expect of a draft."""
         return (_COMMON_WEIGHT * (self._counted.accepted + _HOPE) + self._own) / (_COMMON_WEIGHT + self._num_own)
 
-    def _pays(self, num_sequences: int) -> bool:
+    def pays(self, num_sequences: int) -> bool:
         """Whether drafts of all sequences make a round's tokens grow by more than its time; if not, now and then."""
         plain_s, row_s = self._settings.cost.seconds(num_sequences)
         if plain_s <= 0:
             return True
-        draft_s = self._settings.time.seconds + self._counted.nodes * row_s
+        draft_s = self._draft_s(num_sequences) + self._counted.nodes * row_s
         needed = (_MARGIN + _FURTHER_MARGIN * (num_sequences - 1)) * num_sequences * draft_s / plain_s
         if needed > _MOST_ACCEPTED:
             self.wants_features = self._counted.wants_features = False
@@ -222,6 +237,11 @@ class HeadDrafts:
         self.wants_features = self._counted.wants_features = True
         return True
 
+    def _draft_s(self, num_sequences: int) -> float:
+        """Seconds of each of so many drafts, which threads make side by side."""
+        turns = -(-num_sequences // self._settings.num_threads)
+        return self._settings.time.seconds * turns / num_sequences
+
     def _is_trial(self, pauses: _Pauses) -> bool:
         is_trial = pauses.is_over()
         self.wants_features = is_trial or pauses.rounds_left <= _ROUNDS_READ
@@ -233,6 +253,6 @@ class HeadDrafts:
         plain_s, row_s = self._settings.cost.seconds(num_sequences)
         if plain_s <= 0 or not math.isfinite(row_s):
             return _LEAST_PROBABILITY
-        drafts_s = num_sequences * (self._counted.nodes * row_s + self._settings.time.seconds)
+        drafts_s = num_sequences * (self._counted.nodes * row_s + self._draft_s(num_sequences))
         price = row_s * num_sequences * (1 + self.expected) / (plain_s + drafts_s)
         return max(_LEAST_PROBABILITY, _MARGIN * price)

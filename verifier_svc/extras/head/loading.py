@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,8 @@ def load_own_head(
     own.warm_up()
     most = MOST_PROMPT_FEATURES if head.calibration.reads_prompt else 0
     logger.info("a head drafts up to %d nodes in this process", min(_MOST_NODES, config.max_nodes))
-    return HeadSettings(own, min(_MOST_NODES, config.max_nodes), most, clock=clock)
+    num_threads = config.threads or os.cpu_count() or 1
+    return HeadSettings(own, min(_MOST_NODES, config.max_nodes), most, num_threads, clock=clock)
 
 
 def target_rows(model: PreTrainedModel, reference: str) -> TargetRows:

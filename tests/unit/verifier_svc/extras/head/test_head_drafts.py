@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coppice.core.sampling import SamplingParams
-from coppice.core.tree import TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from verifier_svc.extras.head.head import HeadDrafts, HeadSettings
 
 PROMPT = (1, 2, 3)
@@ -25,9 +25,11 @@ class FakeHead:
         self.told: list[tuple[tuple[int, ...], bytes]] = []
         self.pieces = 0
         self.least: list[float] = []
+        self.num_opened = 0
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> FakeHead:
         assert tuple(prompt) == PROMPT
+        self.num_opened += 1
         return self
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
@@ -57,11 +59,15 @@ def open_all(settings: HeadSettings, count: int) -> list[HeadDrafts]:
     return [HeadDrafts(settings, PROMPT, GREEDY, 8) for _ in range(count)]
 
 
+def draft(drafts: HeadDrafts, num_sequences: int = 1) -> TokenTree:
+    return drafts.draft(num_sequences) if drafts.pays(num_sequences) else EMPTY_TREE
+
+
 def rounds(drafts: HeadDrafts, count: int, num_accepted: int, num_sequences: int = 1) -> int:
     """Rounds with a draft, of which so many nodes are right each time."""
     number = 0
     for _ in range(count):
-        drafted = len(drafts.draft(num_sequences)) > 0
+        drafted = len(draft(drafts, num_sequences)) > 0
         number += drafted
         drafts.committed([7] * (1 + num_accepted * drafted), b"x", num_accepted if drafted else None)
     return number
@@ -105,6 +111,15 @@ def test_it_does_not_draft_where_no_draft_could_pay(num_sequences: int) -> None:
     assert rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 300, 2, num_sequences) == 0
 
 
+def test_more_sequences_pay_where_threads_draft_at_once() -> None:
+    head = FakeHead(draft_s=0.008)
+    settings = settings_of(head, row_s=0.00001)
+    rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 100, num_accepted=2)
+    for num_threads, num_rounds in ((1, 0), (4, 300)):
+        drafts = HeadDrafts(replace(settings, num_threads=num_threads), PROMPT, GREEDY, 8)
+        assert rounds(drafts, 300, 2, num_sequences=4) == num_rounds
+
+
 def test_nodes_have_to_be_likelier_where_more_sequences_pay_for_their_rows() -> None:
     head = FakeHead(draft_s=0.0001)
     drafts = HeadDrafts(settings_of(head), PROMPT, GREEDY, 8)
@@ -126,11 +141,17 @@ def test_what_was_long_ago_keeps_its_tokens_and_not_its_features() -> None:
     settings = settings_of(head)
     rounds(HeadDrafts(settings, PROMPT, GREEDY, 8), 2, 0)
     head.told.clear()
+    head.num_opened = 0
     drafts = HeadDrafts(settings, PROMPT, GREEDY, 8)
     for number in range(100):
-        assert len(drafts.draft(8)) == 0
+        assert len(draft(drafts, 8)) == 0
         drafts.committed([number], b"x", None)
-    assert head.told == [((number,), b"") for number in range(36)]
+    # Where no draft pays it costs nothing.
+    assert (head.told, head.num_opened) == ([], 0)
+    drafts.draft(1)
+    assert head.told == [(tuple(range(36)), b""), *(((number,), b"x") for number in range(36, 100))]
+    drafts.draft(1)
+    assert (len(head.told), head.num_opened) == (65, 1)
 
 
 def test_features_are_wanted_only_where_a_draft_may_follow() -> None:
@@ -156,7 +177,7 @@ def test_features_are_wanted_again_some_rounds_before_a_trial() -> None:
     # From one trial to the next.
     for _ in range(2):
         wanted.clear()
-        while not len(drafts.draft(1)):
+        while not len(draft(drafts)):
             wanted.append(drafts.wants_features)
             drafts.committed([7], b"x", None)
         drafts.committed([7], b"x", 0)
