@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class OwnDrafts:
-    """Drafts of one sequence. Used on the engine's thread."""
+    """Drafts of one sequence. Used on the engine's thread, but for `ask_head`."""
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ class HeadSettings:
 
 
 class HeadDrafts:
-    """Drafts of one sequence, at most `max_nodes` nodes each. Used on the engine's thread."""
+    """Drafts of one sequence, at most `max_nodes` nodes each. Used on the engine's thread, but for `draft`."""
 
     def __init__(self, settings: HeadSettings, prompt: Sequence[int], sampling: SamplingParams, max_nodes: int) -> None:
         self._settings = settings
