@@ -97,6 +97,19 @@ async def test_garbage_states_change_no_token_and_stay_with_their_sequence(
     assert after.speculation.draft_tokens == sound.speculation.draft_tokens
 
 
+async def test_a_head_that_fails_ends_its_drafts_and_no_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [replace(OPTIONS, seed=seed, speculation=KIND) for seed in range(4)]
+    async with client_of(pair) as client:
+        off = [await client.generate(PROMPT, replace(one, speculation="off")) for one in options]
+        with monkeypatch.context() as patch:
+            patch.setattr(EagleSequence, "draft", Mock(side_effect=KeyError("a bug")))
+            on = await asyncio.gather(*(client.generate(PROMPT, one) for one in options))
+        after = await client.generate(PROMPT, options[0])
+    assert [one.token_ids for one in on] == [one.token_ids for one in off]
+    assert not any(one.speculation.draft_tokens for one in on)
+    assert after.speculation.draft_tokens > 0
+
+
 async def test_many_at_once_and_requests_of_every_kind_have_their_own_drafts(pair: Pair) -> None:
     options = [
         Options(temperature=number % 3 / 2, seed=number, max_tokens=12 + number, ignore_eos=True, speculation=KIND)

@@ -211,8 +211,9 @@ class Engine:
         if outcome is None:
             self._show_prompt(share)
             return None
-        if len(draft := sequence.take_draft()):
-            outcome = replace(outcome, redraft=draft)
+        if (draft := self._sequences.alone(key, sequence.take_draft)) is None:
+            return None
+        outcome = replace(outcome, redraft=draft) if len(draft) else outcome
         event = OutcomeEvent(
             key.sequence_id,
             outcome,

@@ -66,16 +66,20 @@ class OwnDrafts:
     def begin(self, tokens: Sequence[int], num_sequences: int) -> bool:
         """Look for a tree after all committed `tokens`; returns whether `ask_head` may find a better one.
 
-        For a pass that so many sequences share.
+        For a pass that so many sequences share. An error ends this sequence's drafts, not the sequence.
         """
-        if self._lookup is not None:
-            self._tree = self._lookup.draft(tokens, num_sequences)
-        if self._head is None or sum(map(math.exp, self._tree.path_log_probs)) >= self._head.expected:
+        try:
+            if self._lookup is not None:
+                self._tree = self._lookup.draft(tokens, num_sequences)
+            found = sum(map(math.exp, self._tree.path_log_probs))
+            return self._head is not None and found < self._head.expected and self._head.pays(num_sequences)
+        except Exception:  # a bug of ours costs speed alone
+            logger.exception("a sequence's own drafts failed")
+            self._lookup = self._head = None
             return False
-        return self._head.pays(num_sequences)
 
     def ask_head(self, num_sequences: int) -> None:
-        """Have the head draft, on any thread. An error ends its drafts, not the sequence."""
+        """Have the head draft, on any thread. An error ends its drafts for this sequence."""
         assert self._head is not None
         try:
             drafted = self._head.draft(num_sequences)

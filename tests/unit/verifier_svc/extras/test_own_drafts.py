@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,7 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.extras.head.test_head_drafts import FakeHead, settings_of
 from verifier_svc.extras.head.head import HeadSettings
-from verifier_svc.extras.lookup.lookup import LookupSettings
+from verifier_svc.extras.lookup.lookup import LookupSettings, PromptLookup
 from verifier_svc.extras.own_drafts import HeadThreads, OwnDrafts
 
 PROMPT = (1, 2, 3)
@@ -95,3 +96,15 @@ def test_a_head_that_fails_ends_its_own_drafts_alone(caplog: pytest.LogCaptureFi
     assert "the head failed to draft" in caplog.text
     assert sources(broken, REPEATING) == ("prompt-lookup",)
     assert not broken.begin([*PROMPT, 4], 1)
+
+
+def test_a_lookup_that_fails_ends_no_sequence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafts = own(settings_of(FakeHead()), LookupSettings(8))
+    assert sources(drafts, REPEATING) == ("prompt-lookup",)
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptLookup, "draft", Mock(side_effect=KeyError("a bug")))
+        assert len(drafted(drafts, REPEATING)) == 0
+    assert "own drafts failed" in caplog.text
+    assert len(drafted(drafts, REPEATING)) == 0
