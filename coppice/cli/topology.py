@@ -20,6 +20,8 @@ from coppice.settings import LAB, LAB_VARIABLE, lab_overrides
 
 # A foreign checkpoint may have to be downloaded first.
 START_TIMEOUT_S = 600.0
+# After which the first start says why it takes so long; others of the bundled models take less.
+SLOW_START_S = 20.0
 # How long the orchestrator may let requests finish, and then each service take to go.
 GRACE_S = 10.0
 STOP_TIMEOUT_S = 15.0
@@ -163,6 +165,13 @@ class Topology:
             raise ChildError(f"port {min(twice)} is asked for twice: {what} must differ", WRONG)
         for port in ports:
             refuse_taken(port)
+        slow = asyncio.get_running_loop().call_later(SLOW_START_S, self._say_why_slow)
+        try:
+            await self._start_all()
+        finally:
+            slow.cancel()
+
+    async def _start_all(self) -> None:
         if self._spec.colocated:
             from coppice.colocated.config import ColocatedConfig
 
@@ -241,6 +250,10 @@ class Topology:
             for child in front:
                 await child.stop(front_s)
         await asyncio.gather(*(child.stop(back_s) for child in reversed(children) if child.module in BACK_ENDS))
+
+    def _say_why_slow(self) -> None:
+        if self._echo is not None:
+            self._echo("still loading: the first start on a machine compiles for its processor, a minute or more")
 
     async def _launch_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
         back_ends = {

@@ -295,6 +295,20 @@ def test_ctrl_c_ends_what_is_still_loading_soon(services: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_a_start_that_takes_long_says_why_and_ends_on_ctrl_c(services: Path) -> None:
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=loading")
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "loading toy ...\n"
+        assert process.stderr.readline().startswith("still loading: the first start on a machine compiles")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
+
+
 def test_ctrl_c_ends_a_command_whose_modules_are_still_imported(services: Path) -> None:
     # Found before the real one.
     (services / "typer.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
