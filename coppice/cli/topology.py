@@ -27,6 +27,8 @@ GRACE_S = 10.0
 STOP_TIMEOUT_S = 15.0
 LOCAL = "127.0.0.1"
 BACK_ENDS = ("verifier_svc", "drafter_svc")
+GATEWAY = "coppice.gateway"
+LAST_WORDS_S = 0.5
 DEFAULT_KIND = "small-lm"
 DRAFTER_NICENESS = "10"
 NO_DRAFTER = "none"
@@ -181,7 +183,7 @@ class Topology:
         else:
             await self._start_services()
         if self._spec.http_port:
-            gateway = await self._launch("gateway", "coppice.gateway", self._gateway_env())
+            gateway = await self._launch("gateway", GATEWAY, self._gateway_env())
             self.http_address = await gateway.ready(START_TIMEOUT_S)
 
     async def _start_services(self) -> None:
@@ -240,16 +242,20 @@ class Topology:
         """Stop what clients call first, so that running requests can finish, and then the back ends together.
 
         Each in front has `front_s` until it is killed, the back ends `back_s`. Those in front stop one after another,
-        or together, with requests that run, where it is interrupted.
+        or together, with requests that run, where it is interrupted: then the gateway has `LAST_WORDS_S` more, to tell
+        its clients.
         """
         children, self._children = self._children, []
         front = [child for child in reversed(children) if child.module not in BACK_ENDS]
+        gateways = [child.stop(front_s + LAST_WORDS_S) for child in front if is_interrupted and child.module == GATEWAY]
+        last = asyncio.gather(*gateways)
         if is_interrupted:
-            await asyncio.gather(*(child.stop(front_s) for child in front))
+            await asyncio.gather(*(child.stop(front_s) for child in front if child.module != GATEWAY))
         else:
             for child in front:
                 await child.stop(front_s)
-        await asyncio.gather(*(child.stop(back_s) for child in reversed(children) if child.module in BACK_ENDS))
+        back_ends = [child.stop(back_s) for child in reversed(children) if child.module in BACK_ENDS]
+        await asyncio.gather(last, *back_ends)
 
     def _say_why_slow(self) -> None:
         if self._echo is not None:

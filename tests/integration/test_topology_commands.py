@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -276,6 +277,32 @@ def test_up_says_what_it_serves_and_stops_soon_after_ctrl_c(services: Path, metr
     assert "small-lm" in lines[2]
     # What services log is for -v.
     assert "metrics at" not in err
+
+
+def test_a_stream_over_http_is_told_of_ctrl_c(services: Path, metrics_port: int) -> None:
+    process = start(services, "up", "--target", "slow", "--drafter", "small-lm=toy", "--http-port", str(metrics_port))
+    connection = http.client.HTTPConnection("127.0.0.1", metrics_port, timeout=TIMEOUT_S)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()
+        connection.request("GET", "/v1/models")
+        [model] = json.loads(connection.getresponse().read())["data"]
+        # 20 passes of 2 s.
+        fields = {"model": model["id"], "prompt": "def ", "max_tokens": 20, "seed": 7, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            assert response.status == 200
+            assert response.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGINT)
+            *_, error, end = [line for line in response if line.startswith(b"data: ")]
+        process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        connection.close()
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "unavailable"
+    assert end == b"data: [DONE]\n"
+    assert process.returncode == 0
 
 
 def test_ctrl_c_ends_what_is_still_loading_soon(services: Path) -> None:
