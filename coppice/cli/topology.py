@@ -28,6 +28,7 @@ STOP_TIMEOUT_S = 15.0
 LOCAL = "127.0.0.1"
 BACK_ENDS = ("verifier_svc", "drafter_svc")
 GATEWAY = "coppice.gateway"
+# How long the gateway has, once an orchestrator is killed, to tell the streams that it had.
 LAST_WORDS_S = 0.5
 DEFAULT_KIND = "small-lm"
 DRAFTER_NICENESS = "10"
