@@ -17,7 +17,7 @@ from coppice.cli.__main__ import app
 from coppice.cli.child import Child
 from coppice.cli.errors import explained
 from coppice.cli.options import writable
-from coppice.cli.topology import Topology, TopologySpec
+from coppice.cli.topology import LAST_WORDS_S, Topology, TopologySpec
 from coppice.cli.up import INTERRUPTED_S, expected_gain
 from coppice.core.errors import IncompatibleError
 
@@ -62,7 +62,8 @@ async def test_after_ctrl_c_what_is_in_front_stops_at_once_before_the_back_ends(
     modules = ("verifier_svc", "drafter_svc", "orchestrator", "coppice.gateway")
     topology._children = [cast(Child, SlowlyStopped(module, events)) for module in modules]
     await topology.stop(0.5, 0.25, is_interrupted=is_interrupted)
-    gateway, orchestrator = "coppice.gateway has 0.5 s", "orchestrator has 0.5 s"
+    gateway_s = 0.5 + (LAST_WORDS_S if is_interrupted else 0.0)
+    gateway, orchestrator = f"coppice.gateway has {gateway_s:g} s", "orchestrator has 0.5 s"
     assert events.index(gateway) < events.index(orchestrator) < events.index("verifier_svc has 0.25 s")
     assert (events.index("coppice.gateway ended") < events.index(orchestrator)) != is_interrupted
     assert events.index("orchestrator ended") < events.index("verifier_svc has 0.25 s")
