@@ -122,9 +122,10 @@ class PairedChoice:
     A trial's block is compared with the blocks just before it, so that slow drift of load and machine cancels out.
     Another arm is taken once its mean advantage exceeds its standard error, `OFF` as soon as it is above 0, and fewer
     drafters unless they seem worse: the burden of proof is on drafters. The next trial waits until the time that it is
-    expected to lose, reading by drafters included, is `TRIAL_COST` of the time that has passed: trials of a much
-    worse arm are rare and those of an equal one frequent. One that loses more is given up. Arms are `OFF`, `ALL`, each
-    kind alone, and those that differ from the best by one kind.
+    expected to lose, reading by drafters included, is `TRIAL_COST` of the time that has passed, and as many times as
+    long as the arm is standard errors worse: trials of an arm that is surely worse are rare and those of an equal one
+    frequent. One that loses more is given up. Arms are `OFF`, `ALL`, each kind alone, and those that differ from the
+    best by one kind.
     """
 
     def __init__(
@@ -275,10 +276,11 @@ class PairedChoice:
         reading_s = budget.reading_s(num_unread) if self._is_larger(arm) else 0.0
         passes = SETTLED_PASSES + max(BLOCK_PASSES, BLOCK_ROUNDS * before.passes / before.rounds)
         block_s = max(LEAST_COST, 1 - math.exp(sign * comparison.mean)) * passes * before.pass_s
+        wait_s = reading_s + block_s * max(1.0, -sign * comparison.mean / comparison.error)
         is_due = self._is_due(arm) and (not reading_s or budget.credit_s >= reading_s)
-        if is_due or budget.credit_s >= reading_s + block_s:
+        if is_due or budget.credit_s >= wait_s:
             self.current = arm
-            most_lost_s = max(2 * (reading_s + block_s), budget.credit_s)
+            most_lost_s = 2 * (reading_s + block_s)
             self._trial = _Trial(unread=num_unread, most_lost_s=most_lost_s, is_free=self._is_new(arm))
 
     def _is_new(self, arm: Arm) -> bool:

@@ -67,6 +67,15 @@ def test_the_worse_an_arm_is_the_less_time_it_gets() -> None:
     assert shares[0] > shares[1] > shares[2] > 0
 
 
+def test_trials_of_an_arm_that_is_surely_worse_cost_less_than_trials_may() -> None:
+    load = Load({OFF: 100.0, ALL: 60.0}, PairedChoice(), noise=0.2)
+    load.run(10.0)
+    load.time_s.clear()
+    load.run(200.0)
+    lost = 0.4 * load.time_s[ALL] / load.time_s.total()
+    assert 0 < lost <= TRIAL_COST / 4
+
+
 def test_slow_drift_of_both_does_not_look_like_a_difference() -> None:
     load = Load({OFF: 100.0, ALL: 130.0}, PairedChoice(), noise=0.02)
     for _ in range(400):
