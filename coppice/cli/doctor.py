@@ -39,8 +39,6 @@ USUAL_PORTS = {50050: "--port", 8000: "--http-port"}
 
 PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia/version")
-# Of the control group, version 2: "max" or microseconds, and of how many.
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 State = Literal["ok", "slow", "refused", "off"]
 
@@ -96,7 +94,7 @@ def processor() -> Iterator[Finding]:
     from coppice.lab.bench.environment import describe_machine
 
     machine = describe_machine()
-    cores, load = quota_of(machine["usable_cores"]), machine["load_average_1m"]
+    cores, load = machine["usable_cores"], machine["load_average_1m"]
     threads = os.environ.get("OMP_NUM_THREADS", "")
     yield Finding("processor", "ok" if cores > 1 else "slow", f"{machine['cpu']}, {cores} usable cores")
     if load > BUSY_LOAD_PER_CORE * cores:
@@ -230,15 +228,6 @@ def gpu() -> Finding:
         build = f"torch {torch.__version__} finds none of the driver's devices"
         return Finding("GPU", "slow", build, "install a CUDA build of torch that fits the driver")
     return Finding("GPU", "off", "none: DEVICE is cpu")
-
-
-def quota_of(cores: int) -> int:
-    """How many of so many cores the control group's quota amounts to."""
-    try:
-        quota, period = QUOTA.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no control group, or no quota: "max"
-        return cores
 
 
 def _lines(path: Path, name: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.options import writable
 from coppice.kernels.cpu.openmp import set_spin_count
+from coppice.usable_cores import usable_cores
 
 app = typer.Typer(
     help="Train the tokenizer, the target, a drafter or an early head: seeded and resumable.", no_args_is_help=True
@@ -211,4 +211,4 @@ def set_threads(threads: int) -> None:
     set_spin_count()
     import torch
 
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or usable_cores())

@@ -7,10 +7,11 @@ barriers: on two cores that the other services share, both serve a request 1.1 t
 
 from __future__ import annotations
 
-import os
 import threading
 
 import torch
+
+from coppice.usable_cores import usable_cores
 
 # Rows from which a step's work outweighs its barrier.
 WIDE_PASS_ROWS = 64
@@ -23,7 +24,7 @@ class CpuThreads:
     """
 
     def __init__(self, requested: int) -> None:
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         self._few_rows = requested or max(1, cores // 2)
         self._many_rows = requested or cores
         # Per thread that runs passes: the loading thread runs probes.

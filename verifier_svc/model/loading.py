@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ from coppice.core.tokenizer import fingerprint
 from coppice.core.tree import chain
 from coppice.heap import release_memory
 from coppice.search.transition_scores import TransitionScores
+from coppice.usable_cores import usable_cores
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import FeatureShape, offered_features
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
@@ -590,7 +590,7 @@ def _requested_threads(config: VerifierConfig) -> int:
     """Threads for every pass; ranks share the machine's cores equally unless set."""
     if config.threads or config.tensor_parallel == 1:
         return config.threads
-    return max(1, (os.cpu_count() or 1) // config.tensor_parallel)
+    return max(1, usable_cores() // config.tensor_parallel)
 
 
 def allot_states(target: TargetModel, config: VerifierConfig) -> int:

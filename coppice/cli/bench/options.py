@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.cli.options import Threads, here, refusing
 from coppice.cli.topology import DEFAULT_KIND, NO_DRAFTER, DrafterSpec, Topology, TopologySpec
 from coppice.kernels.cpu.openmp import set_spin_count
+from coppice.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from coppice.lab.bench.comparison import Setup
@@ -125,7 +125,7 @@ class PromptSuiteOptions(SuiteOptions):
 
 def num_threads(threads: int) -> int:
     """The services' own default, which they take for 0 threads."""
-    return threads or os.cpu_count() or 1
+    return threads or usable_cores()
 
 
 def choose_prompts(

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from coppice.usable_cores import usable_cores
 from coppice.version import VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -26,7 +27,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_gib": _memory_gib(),
         "os": platform.platform(),
         # A benchmark started next to other work measures that work too.

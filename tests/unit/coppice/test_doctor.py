@@ -179,19 +179,6 @@ def test_a_limit_with_which_services_refuse_is_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("9000000 100000", 4), ("", 4)]
-)
-def test_the_quota_of_the_control_group_bounds_cores(
-    text: str, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "cpu.max"
-    monkeypatch.setattr(doctor, "QUOTA", file)
-    assert doctor.quota_of(4) == 4
-    file.write_text(f"{text}\n")
-    assert doctor.quota_of(4) == cores
-
-
-@pytest.mark.parametrize(
     ("is_available", "has_driver", "state"), [(True, True, "ok"), (False, True, "slow"), (False, False, "off")]
 )
 def test_a_gpu_is_one_that_torch_finds(

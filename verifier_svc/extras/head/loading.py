@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from coppice.draft_models.eagle.forward import choose_eagle_forward
 from coppice.draft_models.eagle.sequence import HeadSizes, LoadedHead
 from coppice.draft_models.eagle.target_rows import TargetRows, read_target_rows
 from coppice.search.tree_limits import TreeLimits
+from coppice.usable_cores import usable_cores
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import FeatureShape
 from verifier_svc.extras.head.head import HeadSettings
@@ -64,7 +64,7 @@ def load_own_head(
     own.warm_up()
     most = MOST_PROMPT_FEATURES if head.calibration.reads_prompt else 0
     logger.info("a head drafts up to %d nodes in this process", min(_MOST_NODES, config.max_nodes))
-    num_threads = config.threads or os.cpu_count() or 1
+    num_threads = config.threads or usable_cores()
     return HeadSettings(own, min(_MOST_NODES, config.max_nodes), most, num_threads, clock=clock)
 
 

@@ -19,7 +19,7 @@ from verifier_svc.model.target_model import TargetModel
 
 def test_few_rows_get_half_of_the_cores_and_many_rows_all(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("verifier_svc.model.cpu_threads.usable_cores", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     threads = CpuThreads(0)
     for rows in (1, 12, WIDE_PASS_ROWS, 500, 4):
@@ -32,7 +32,7 @@ def test_few_rows_get_half_of_the_cores_and_many_rows_all(monkeypatch: pytest.Mo
 
 
 def test_compiled_layers_use_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("verifier_svc.model.cpu_threads.usable_cores", lambda: 4)
     before = torch.get_num_threads()
     try:
         threads = CpuThreads(0)
