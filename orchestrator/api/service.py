@@ -34,7 +34,7 @@ from orchestrator.api.tenants import Tenant
 from orchestrator.api.validation import Encode, GenerationRequest, certain_tokens, prompt_ids, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.planner.base import Planner
+from orchestrator.planner.base import Planner, RequestPlanner
 from orchestrator.planner.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.drafter import CacheDrafter
@@ -393,7 +393,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         is_greedy = request.sampling.temperature == 0
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         if request.forced and request.sources:
-            plans = self._planner.follow_apart()
+            plans: RequestPlanner = self._planner.fixed
         else:
             plans = self._planner.follow(is_greedy, request.priority)
         clients = choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else ()

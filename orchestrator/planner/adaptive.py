@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from coppice.core.tree import TokenTree
-from orchestrator.planner.base import DraftGain, FixedPlanner, RequestPlanner, RoundContext, RoundPlan, round_plan
+from orchestrator.planner.base import FixedPlanner, RequestPlanner, RoundContext, RoundPlan, round_plan
 from orchestrator.planner.load import ClassWeights, PrefillPressure, class_weight
 from orchestrator.planner.node_values import NodeValues
 from orchestrator.planner.paired_choice import ALL, OFF, PairedChoice
 from orchestrator.planner.pass_costs import PassCosts
 from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
-from orchestrator.request.statistics import verified_tree
+from orchestrator.request.statistics import DraftGain, verified_tree
 
 # Least weight of a round in running means.
 RATE = 0.03
@@ -40,7 +40,6 @@ ASKING_PER_NEWCOMER = 4
 # Gains are rounded up to one in this many, so that requests share plans.
 STEPS_PER_GAIN = 16
 
-NONE_LEFT_OUT: frozenset[str] = frozenset()
 _NO_DRAFTS = RoundPlan(0, 0)
 
 
@@ -107,10 +106,6 @@ class AdaptivePlanner:
         """Plans of a new request."""
         return AdaptiveRequest(self, is_greedy, priority)
 
-    def follow_apart(self) -> FixedPlanner:
-        """The fixed plan."""
-        return self.fixed
-
     @property
     def pays(self) -> bool:
         """Whether drafting by all requests pays at this load, as far as known."""
@@ -125,14 +120,14 @@ class AdaptivePlanner:
     def left_out(self, kinds: tuple[str, ...]) -> frozenset[str]:
         """Kinds that are not asked now, of those to choose from."""
         if not kinds:
-            return NONE_LEFT_OUT
+            return frozenset()
         if kinds != self.kinds:
             self.kinds = kinds
             for choice in self._choices.values():
                 choice.offer(kinds)
             self._reprice()
         arm = self.choice.current
-        return NONE_LEFT_OUT if arm == ALL else frozenset(kinds).difference(arm)
+        return frozenset() if arm == ALL else frozenset(kinds).difference(arm)
 
     def update_load(self, load: VerifierLoad) -> None:
         """Set the verifier's load, changed or not."""
@@ -161,7 +156,7 @@ class AdaptivePlanner:
     def ends(self, weight: float, was_running: bool) -> None:
         """Remove a request that ended or moved to another verifier."""
         self.num_begun -= 1
-        self.weights.remove(weight)
+        self.weights.add(weight, -1)
         self.plans.clear()
         if not was_running:
             self.prefill.num_unread -= 1
@@ -270,8 +265,7 @@ class AdaptiveRequest(RequestPlanner):
         self._is_able = False
         # Accepted tokens of its drafts relative to those of usual ones: a running mean, its prior, and rounds.
         self._gain = self._prior = planner.class_gains[is_greedy]
-        self._num_asked = 0
-        self._total_gain = 0.0
+        self._num_asked, self._total_gain = 0, 0.0
         # Tokens that its drafters have not read.
         self._num_unread = 0
         # Rounds since it last asked, and those left of its turn.

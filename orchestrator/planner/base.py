@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from coppice.core.tree import TokenTree
 from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
+from orchestrator.request.statistics import DraftGain
 
 
 class RoundContext(NamedTuple):
@@ -43,14 +44,6 @@ class RoundPlan:
 
 # Plans are immutable and few differ, so they are cached.
 round_plan = lru_cache(maxsize=256)(RoundPlan)
-
-
-@dataclass(frozen=True)
-class DraftGain:
-    """Accepted tokens in `rounds` rounds that asked for drafts, in units of a usual draft's."""
-
-    rounds: int = 0
-    total: float = 0.0
 
 
 class RequestPlanner:
@@ -94,7 +87,8 @@ class Planner(Protocol):
     def follow(self, is_greedy: bool, priority: int = 0) -> RequestPlanner:
         """Plans of a new request."""
 
-    def follow_apart(self) -> RequestPlanner:
+    @property
+    def fixed(self) -> FixedPlanner:
         """Plans of a request that forces speculation with its own choice of sources, and is not learned from."""
 
 
@@ -112,7 +106,8 @@ class FixedPlanner(RequestPlanner):
         """The same plan for all requests."""
         return self
 
-    def follow_apart(self) -> FixedPlanner:
+    @property
+    def fixed(self) -> FixedPlanner:
         """The same plan for all requests."""
         return self
 

@@ -27,6 +27,7 @@ class FleetPlanner:
     ) -> None:
         """`verifiers` are distinct addresses; `is_usable` says whether requests can go to one now."""
         self._is_usable = is_usable
+        self.fixed = FixedPlanner(max_nodes, linger_us)
         values = NodeValues()
         self.planners = {verifier: AdaptivePlanner(max_nodes, linger_us, clock, values) for verifier in verifiers}
 
@@ -35,10 +36,6 @@ class FleetPlanner:
         usable = [planner for address, planner in self.planners.items() if self._is_usable(address)]
         least_busy = min(usable or self.planners.values(), key=lambda planner: planner.num_begun)
         return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
-
-    def follow_apart(self) -> FixedPlanner:
-        """The fixed plan, the same for all verifiers."""
-        return next(iter(self.planners.values())).fixed
 
 
 def adaptive_planners(planner: Planner) -> Mapping[str, AdaptivePlanner]:

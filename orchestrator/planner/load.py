@@ -27,25 +27,14 @@ class ClassWeights:
     """Mean weight of open requests, and its log."""
 
     def __init__(self) -> None:
-        self._num = 0
-        self._sum = 0.0
-        self.mean = 1.0
-        self.log_mean = 0.0
+        self._num, self._sum = 0, 0.0
+        self.mean, self.log_mean = 1.0, 0.0
 
-    def add(self, weight: float) -> None:
-        """Add a request."""
-        self._num += 1
-        self._sum += weight
-        self._solve()
-
-    def remove(self, weight: float) -> None:
-        """Remove a request."""
-        self._num -= 1
+    def add(self, weight: float, count: int = 1) -> None:
+        """Add a request, or remove one with a `count` of -1."""
+        self._num += count
         # Exact: weights are powers of two.
-        self._sum -= weight
-        self._solve()
-
-    def _solve(self) -> None:
+        self._sum += count * weight
         self.mean = self._sum / self._num if self._num else 1.0
         self.log_mean = math.log(self.mean)
 
@@ -60,8 +49,7 @@ class PrefillPressure:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         # This orchestrator's requests, and the verifier's queue as last reported, other orchestrators' included.
-        self.num_unread = 0
-        self.num_queued = 0
+        self.num_unread = self.num_queued = 0
         self._crowded_since_s: float | None = None
 
     def is_crowded(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 # Least passes and rounds of a block: accepted tokens of a round vary by about their mean, a block's mean by a sixth.
 BLOCK_PASSES, BLOCK_ROUNDS = 8, 32
@@ -30,8 +29,6 @@ Arm = tuple[str, ...]
 OFF: Arm = ()
 # Whichever drafters there are.
 ALL: Arm = ("*",)
-
-NOT_KNOWN: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -132,7 +129,7 @@ class PairedChoice:
         self,
         kinds: Sequence[str] = (),
         known: PairedChoice | None = None,
-        guessed: Mapping[str, float] = NOT_KNOWN,
+        guessed: Mapping[str, float] | None = None,
         best: Arm | None = None,
     ) -> None:
         """`kinds` to choose from, if several. `known` is the choice at another load. `best` is in use first, if given.
@@ -148,7 +145,7 @@ class PairedChoice:
         self.blocks: dict[Arm, Block] = {}
         self._kinds = tuple(kinds)
         self._comparisons: dict[tuple[Arm, Arm], _Comparison] = {}
-        self._guessed, self.budget = guessed, TrialBudget()
+        self._guessed, self.budget = {} if guessed is None else guessed, TrialBudget()
         if known is not None:
             self._guessed, self.budget = known._guessed, known.budget
             for pair, one in known._comparisons.items():

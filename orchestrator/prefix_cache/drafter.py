@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.estimates import CachePromise, HitRatePrior, HitRates, MatchLengthEstimate
 from orchestrator.prefix_cache.guesses import Guesses, TokenCandidate
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
 from orchestrator.prefix_cache.values import PrefixStatistics
-from orchestrator.request.statistics import Statistics
+from orchestrator.request.statistics import DraftGain, Statistics
 
 # Deepest draft. Alone it is deep: it arrives after its round has begun, and its remainder is the next draft.
 _DEPTH_ALONE = 32

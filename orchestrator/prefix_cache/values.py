@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from coppice.core.tree import ROOT
-from orchestrator.planner.base import DraftGain
-from orchestrator.request.statistics import Statistics
+from orchestrator.request.statistics import DraftGain, Statistics
 
 MAX_NODES = 128
 MAX_DEPTH = 64

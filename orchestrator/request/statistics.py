@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from orchestrator.request.latencies import Latencies
 
 
+@dataclass(frozen=True)
+class DraftGain:
+    """Accepted tokens in `rounds` rounds that asked for drafts, in units of a usual draft's."""
+
+    rounds: int = 0
+    total: float = 0.0
+
+
 @dataclass
 class SourceTotals:
     """Verified and accepted nodes of one source."""

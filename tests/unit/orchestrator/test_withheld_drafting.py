@@ -11,9 +11,10 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.base import DraftGain, RoundContext, RoundPlan
+from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import UNKNOWN_LOAD, Outcome, VerifierLoad
+from orchestrator.request.statistics import DraftGain
 from orchestrator.request.transcript import Transcript
 
 

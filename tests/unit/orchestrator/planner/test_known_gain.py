@@ -8,10 +8,10 @@ import pytest
 
 from coppice.lab.simulator.policies import Policy
 from orchestrator.planner.adaptive import LEAST_SHARE, AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import DraftGain, Planner, RoundContext
+from orchestrator.planner.base import Planner, RoundContext
 from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.rounds import Outcome
-from orchestrator.request.statistics import Statistics
+from orchestrator.request.statistics import DraftGain, Statistics
 from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 

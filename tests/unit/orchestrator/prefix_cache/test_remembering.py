@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import pytest
 
-from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.codec import (
     decode_continuations,
@@ -21,7 +20,7 @@ from orchestrator.prefix_cache.recall import DEPTH, SPACING, Recall, anchors
 from orchestrator.prefix_cache.store import CacheCounts, MemoryStore
 from orchestrator.prefix_cache.values import Continuations, PrefixStatistics
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
-from orchestrator.request.statistics import Statistics
+from orchestrator.request.statistics import DraftGain, Statistics
 from tests.fakes import eventually
 
 REALM = CacheNamespace(b"secret", "model", "fingerprint")
