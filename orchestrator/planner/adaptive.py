@@ -76,6 +76,7 @@ class AdaptivePlanner:
         self.load: VerifierLoad | None = None
         # Requests not ended; of these, those past their first round, and those waiting for their first tree.
         self.num_begun = self.num_running = self.num_newcomers = 0
+        self.num_ended = 0
         # Tokens of running requests that drafters have not read, because they were not asked.
         self.num_unread = 0
         # Means over asking rounds: accepted tokens, nodes sent, and gains of greedy requests and others relative to
@@ -162,6 +163,7 @@ class AdaptivePlanner:
             self.prefill.num_unread -= 1
             return
         self.num_running -= 1
+        self.num_ended += 1
         if not self.num_running:
             # The time until the next pass says nothing.
             self._ended_s = None
@@ -183,9 +185,10 @@ class AdaptivePlanner:
 
     def _pass_over(self) -> None:
         pass_s = self._pass_us / 1e6
+        num_tokens = self.num_tokens / self.weights.mean
         shape = self.num_rounds, self.num_nodes, self.num_asked, self._pass_rows
-        # What prompts and outliers took says nothing about drafts, and would be most of a block's noise.
-        usual_s = self._costs.add(*shape, pass_s)
+        # What prompts and outliers took would be most of a block's noise: tokens bear the mean of what prompts take.
+        usual_s = self._costs.add(*shape, num_tokens, pass_s)
         seconds = None if self._seconds is None else max(usual_s, self._seconds - pass_s + usual_s)
         self._follow_load()
         has_switched = False
@@ -195,7 +198,8 @@ class AdaptivePlanner:
         else:
             late = ASKING_PER_NEWCOMER * self.num_newcomers
             is_settled = not self.num_asked if self.choice.current == OFF else late <= self.num_asked
-            num_tokens = self.num_tokens / self.weights.mean
+            # Of requests that have only begun, prompts are known and tokens are not.
+            self.choice.other_s = self._costs.other_s if self.num_ended >= self.num_running else (0.0, 0.0)
             has_switched = self.choice.pass_over(num_tokens, self.num_rounds, seconds, is_settled, self.num_unread)
         self._reprice()
         if has_switched and self.choice.is_trial:

@@ -159,6 +159,8 @@ class PairedChoice:
         self._to_settle = 1
         self._block = Block()
         self._settled = self._unsettled = 0
+        # Seconds that prompts take for each token, without drafts and with them. They are in no block.
+        self.other_s = 0.0, 0.0
 
     @property
     def is_trial(self) -> bool:
@@ -222,7 +224,22 @@ class PairedChoice:
         if not self.is_trial:
             return False
         noise = NOISE * math.sqrt(max(BLOCK_ROUNDS / block.rounds, SETTLED_PASSES / block.passes))
-        return abs(math.log(block.rate / self.blocks[self.best].rate)) > SURELY * noise
+        log_ratio = math.log(block.rate / self.blocks[self.best].rate)
+        return abs(self._advantage(self.current, log_ratio)) > SURELY * noise
+
+    def _advantage(self, arm: Arm, log_ratio: float) -> float:
+        """Logarithm of an arm's tokens per second over the best one's with prompts, from that without them."""
+        before = self.blocks.get(self.best)
+        if before is None:
+            return log_ratio
+        token_s, (plain_s, asking_s) = 1 / before.rate, self.other_s
+        usual_s = token_s + (plain_s if self.best == OFF else asking_s)
+        return math.log(usual_s / (token_s * math.exp(-log_ratio) + (plain_s if arm == OFF else asking_s)))
+
+    def _known(self, arm: Arm) -> tuple[float, float]:
+        """Mean advantage of an arm over the best one, and its standard error."""
+        comparison, sign = self._compared(arm)
+        return self._advantage(arm, sign * comparison.mean), comparison.error
 
     def _lost_s(self, trial: _Trial) -> float:
         """Seconds that a trial has cost so far."""
@@ -260,20 +277,21 @@ class PairedChoice:
             self.budget.add(trial.unread, trial.seconds - block.seconds - usual_s)
         comparison, sign = self._compared(self.current)
         comparison.add(sign * math.log(block.rate / before.rate))
-        error = comparison.error
+        advantage, error = self._known(self.current)
         least = error if self._is_larger(self.current) else -error / 2 if self.current else 0.0
-        if sign * comparison.mean > least:
+        if advantage > least:
             self.best = self.current
         self.current = self.best
 
     def _begin_trial(self, num_unread: int) -> None:
         arm = max(self._challengers(), key=self._promise)
-        comparison, sign = self._compared(arm)
+        advantage, error = self._known(arm)
         before, budget = self.blocks[self.best], self.budget
         reading_s = budget.reading_s(num_unread) if self._is_larger(arm) else 0.0
         passes = SETTLED_PASSES + max(BLOCK_PASSES, BLOCK_ROUNDS * before.passes / before.rounds)
-        block_s = max(LEAST_COST, 1 - math.exp(sign * comparison.mean)) * passes * before.pass_s
-        wait_s = reading_s + block_s * max(1.0, -sign * comparison.mean / comparison.error)
+        pass_s = before.pass_s + before.tokens / before.passes * self.other_s[self.best != OFF]
+        block_s = max(LEAST_COST, 1 - math.exp(advantage)) * passes * pass_s
+        wait_s = reading_s + block_s * max(1.0, -advantage / error)
         is_due = self._is_due(arm) and (not reading_s or budget.credit_s >= reading_s)
         if is_due or budget.credit_s >= wait_s:
             self.current = arm
@@ -287,15 +305,15 @@ class PairedChoice:
 
     def _is_due(self, arm: Arm) -> bool:
         """Whether to try an arm at once: a new one, or what looks better until that is certain."""
-        comparison, sign = self._compared(arm)
-        return self._is_new(arm) or 2 * sign * comparison.mean > comparison.error
+        advantage, error = self._known(arm)
+        return self._is_new(arm) or 2 * advantage > error
 
     def _promise(self, arm: Arm) -> tuple[bool, float, float]:
         """Whether an arm is due, the upper bound of its advantage, and how well its drafters guess."""
-        comparison, sign = self._compared(arm)
+        advantage, error = self._known(arm)
         kinds = self._kinds if arm == ALL else arm
         guessed = sum(self._guessed.get(kind, 0.0) for kind in kinds) / max(1, len(kinds))
-        return self._is_due(arm), sign * comparison.mean + 2 * comparison.error, guessed
+        return self._is_due(arm), advantage + 2 * error, guessed
 
     def _is_larger(self, arm: Arm) -> bool:
         """Whether an arm asks at least as many drafters as the best one."""

@@ -45,14 +45,22 @@ class SharedCores:
     """Drafters on one core beside the verifier's, where each waits for the others; or each on a core of its own."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], num_requests: int = 1, seed: int = 0, *, are_apart: bool = False
+        self,
+        drafters: Mapping[str, Drafter],
+        num_requests: int = 1,
+        seed: int = 0,
+        *,
+        are_apart: bool = False,
+        reading_row_s: float | None = None,
     ) -> None:
+        """With `reading_row_s` passes read prompts, whose rows take so much longer where drafters read them, too."""
         self.drafters = dict(drafters)
         # Rounds by the sources that they asked.
         self.rounds: Counter[tuple[str, ...]] = Counter()
         self._choice = tuple(drafters) if len(drafters) > 1 else ()
         self._num_requests = num_requests
         self._are_apart = are_apart
+        self._reading_row_s = reading_row_s
         self._random = random.Random(seed)
         self._now_s = 0.0
         self.planner = AdaptivePlanner(15, LINGER_US, clock=lambda: self._now_s)
@@ -90,7 +98,13 @@ class SharedCores:
         num_rows = sum(1 + sum(map(len, one.sent)) for one in self._running)
         times = [[self.drafters[name].draft_s for name in one.asked] for one in self._running]
         wait_s = max((max if self._are_apart else sum)(one) if one else 0.0 for one in times)
-        pass_s = self._pass_s(num_rows)
+        if self._reading_row_s is None:
+            pass_s = self._pass_s(num_rows)
+        else:
+            num_unread = NUM_PROMPT * sum(one.length == NUM_PROMPT for one in self._running)
+            num_rows += num_unread
+            is_drafting = any(one.asked for one in self._running)
+            pass_s = self._pass_s(num_rows) + is_drafting * self._reading_row_s * num_unread
         self._now_s += GAP_S + wait_s + pass_s
         return sum(self._round_over(one, num_rows, pass_s, wait_s) for one in list(self._running))
 

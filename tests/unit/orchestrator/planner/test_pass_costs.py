@@ -18,7 +18,7 @@ def add(costs: PassCosts, rng: random.Random, *, slow: float = 1.0) -> tuple[flo
     nodes, prompt = sum(rng.randrange(8) for _ in range(asked)), rng.choice([0, 0, 0, 200])
     usual_s = OWN_S + ROUND_S * rounds + ROW_S * nodes
     seconds = slow * (usual_s + PROMPT_S * prompt) * rng.uniform(0.95, 1.05)
-    return usual_s, costs.add(rounds, nodes, asked, rounds + nodes + prompt, seconds)
+    return usual_s, costs.add(rounds, nodes, asked, rounds + nodes + prompt, rounds, seconds)
 
 
 def learned(num_passes: int = 200) -> tuple[PassCosts, random.Random]:
@@ -53,7 +53,7 @@ def test_nothing_is_known_at_first_and_no_row_costs_less_than_nothing() -> None:
     costs = PassCosts()
     assert costs.row_s == 0
     for number in range(100):
-        costs.add(4, number % 8, 4, 4 + number % 8, 0.01 - 0.0001 * (number % 8))
+        costs.add(4, number % 8, 4, 4 + number % 8, 4, 0.01 - 0.0001 * (number % 8))
     assert costs.row_s == 0
 
 
@@ -61,5 +61,19 @@ def test_a_cost_without_recent_variation_is_kept() -> None:
     costs, rng = learned()
     for _ in range(300):
         rounds = rng.randrange(4, 12)
-        costs.add(rounds, 0, 0, rounds, (OWN_S + ROUND_S * rounds) * rng.uniform(0.95, 1.05))
+        costs.add(rounds, 0, 0, rounds, rounds, (OWN_S + ROUND_S * rounds) * rng.uniform(0.95, 1.05))
     assert costs.row_s == pytest.approx(ROW_S, rel=0.3)
+
+
+@pytest.mark.parametrize("more_s", [0.0, 0.0003])
+def test_tokens_bear_the_mean_of_what_prompts_take_with_and_without_drafts(more_s: float) -> None:
+    costs, rng = PassCosts(), random.Random(1)
+    assert costs.other_s == (0.0, 0.0)
+    for _ in range(400):
+        # A prompt of 200 rows for each 64 tokens; drafting and not in turn.
+        rounds, is_asking, prompt = 8, rng.random() < 0.5, 200 if rng.random() < 1 / 8 else 0
+        seconds = OWN_S + ROUND_S * rounds + (PROMPT_S + more_s * is_asking) * prompt
+        costs.add(rounds, 0, rounds * is_asking, rounds + prompt, rounds, seconds * rng.uniform(0.95, 1.05))
+    per_token = 200 / 64
+    assert costs.other_s[0] == pytest.approx(PROMPT_S * per_token, rel=0.25)
+    assert costs.other_s[1] == pytest.approx((PROMPT_S + more_s) * per_token, rel=0.25)
