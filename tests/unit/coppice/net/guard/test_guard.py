@@ -66,9 +66,9 @@ class Calls(grpc.GenericRpcHandler):
             while True:
                 yield request
                 await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
+        finally:
+            # It is cancelled where it sleeps, or closed where it waits for its token to be written.
             self.cancelled += 1
-            raise
 
 
 @contextlib.asynccontextmanager
