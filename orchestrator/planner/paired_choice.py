@@ -230,7 +230,7 @@ class PairedChoice:
     def _advantage(self, arm: Arm, log_ratio: float) -> float:
         """Logarithm of an arm's tokens per second over the best one's with prompts, from that without them."""
         before = self.blocks.get(self.best)
-        if before is None:
+        if before is None or not before.tokens:
             return log_ratio
         token_s, (plain_s, asking_s) = 1 / before.rate, self.other_s
         usual_s = token_s + (plain_s if self.best == OFF else asking_s)
