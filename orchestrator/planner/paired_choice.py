@@ -119,10 +119,10 @@ class PairedChoice:
     A trial's block is compared with the blocks just before it, so that slow drift of load and machine cancels out.
     Another arm is taken once its mean advantage exceeds its standard error, `OFF` as soon as it is above 0, and fewer
     drafters unless they seem worse: the burden of proof is on drafters. The next trial waits until the time that it is
-    expected to lose, reading by drafters included, is `TRIAL_COST` of the time that has passed, and as many times as
-    long as the arm is standard errors worse: trials of an arm that is surely worse are rare and those of an equal one
-    frequent. One that loses more is given up. Arms are `OFF`, `ALL`, each kind alone, and those that differ from the
-    best by one kind.
+    expected to lose, reading by drafters included, is `TRIAL_COST` of the time that has passed, and, where `OFF` is the
+    best, as many times as long as the arm is standard errors worse: trials of an arm that is surely worse are rare and
+    those of an equal one frequent. One that loses more is given up. Arms are `OFF`, `ALL`, each kind alone, and those
+    that differ from the best by one kind.
     """
 
     def __init__(
@@ -291,7 +291,9 @@ class PairedChoice:
         passes = SETTLED_PASSES + max(BLOCK_PASSES, BLOCK_ROUNDS * before.passes / before.rounds)
         pass_s = before.pass_s + before.tokens / before.passes * self.other_s[self.best != OFF]
         block_s = max(LEAST_COST, 1 - math.exp(advantage)) * passes * pass_s
-        wait_s = reading_s + block_s * max(1.0, -advantage / error)
+        # Never slower than plain decoding comes first; among drafters, one that has become good is soon found.
+        errors_worse = -advantage / error if self.best == OFF else 1.0
+        wait_s = reading_s + block_s * max(1.0, errors_worse)
         is_due = self._is_due(arm) and (not reading_s or budget.credit_s >= reading_s)
         if is_due or budget.credit_s >= wait_s:
             self.current = arm

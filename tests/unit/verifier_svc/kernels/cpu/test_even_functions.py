@@ -45,7 +45,7 @@ def test_a_bare_weight_is_packed_once_and_gives_the_same_product() -> None:
 
 def test_other_calls_are_left_as_they_are() -> None:
     rows, weight, bias = torch.randn(3, 4), torch.randn(2, 4), torch.randn(2)
-    expected = F.linear(rows, weight, bias)
+    expected, plain = F.linear(rows, weight, bias), torch.sigmoid(rows)
     with EvenFunctions():
         assert torch.equal(F.linear(rows, weight, bias), expected)
-        assert torch.equal(torch.sigmoid(input=rows), rows.sigmoid())
+        assert torch.equal(torch.sigmoid(input=rows), plain)
