@@ -24,6 +24,7 @@ from coppice.net.stream_observer import StreamObserver
 from coppice.obs.otel import open_tracer
 from coppice.obs.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.obs.tracing import Tracer
+from coppice.usable_cores import usable_cores
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
@@ -173,8 +174,7 @@ def hardware(device: torch.device, threads: int, num_processes: int) -> str:
     """Kind of processor, threads per process (0: chosen per pass), and processes of the target."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}, {num_processes} processes"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{device.type} {_cpu_model()}, {cores} cores, {threads} threads, {num_processes} processes"
+    return f"{device.type} {_cpu_model()}, {usable_cores()} cores, {threads} threads, {num_processes} processes"
 
 
 def _cpu_model() -> str:

@@ -298,6 +298,9 @@ class PairedChoice:
         if is_due or budget.credit_s >= wait_s:
             self.current = arm
             most_lost_s = 2 * (reading_s + block_s)
+            # What was saved up for certainty is not there to be lost.
+            if errors_worse <= 1:
+                most_lost_s = max(most_lost_s, budget.credit_s)
             self._trial = _Trial(unread=num_unread, most_lost_s=most_lost_s, is_free=self._is_new(arm))
 
     def _is_new(self, arm: Arm) -> bool:

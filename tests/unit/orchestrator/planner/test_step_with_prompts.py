@@ -65,7 +65,7 @@ def test_a_step_with_prompts_to_read_settles_as_soon_as_they_are_read_and_never_
     # From then on.
     num_bins += 2
     means = over_a_second(many[num_bins:])
-    assert max(abs(mean / statistics.median(means) - 1) for mean in means) <= 0.17
+    assert max(abs(mean / statistics.median(means) - 1) for mean in means) <= 0.15
     assert statistics.median(means) >= 0.9 * statistics.median(off_many[num_bins:])
     # And back.
     assert statistics.mean(one[:8]) >= 0.7 * statistics.mean(one[8:])
